@@ -1,0 +1,1 @@
+"""Cloud adapters: the only place that knows a cloud. ``providers.base`` is the contract."""

@@ -1,0 +1,1 @@
+"""Postgres: tables, the engine, and one module of query functions for each subject."""
