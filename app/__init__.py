@@ -1,0 +1,1 @@
+"""The Nebula controller: one process a replica. `docs/architecture.md` has the map of the rooms."""

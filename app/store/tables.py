@@ -242,9 +242,7 @@ class Run(Base):
         UniqueConstraint("provider", "account", "resource_id"),
         CheckConstraint("usd_per_hour is null or usd_per_hour >= 0", name="price"),
         Index("run_open_idx", "provider", "account", postgresql_where=text("gone_at is null")),
-        {
-            "comment": "One row a machine that existed for a claim, with both clocks. Written by provisioning/."
-        },
+        {"comment": "One row a machine that existed for a claim, both clocks. Written by provisioning/."},
     )
 
     id: Mapped[int] = mapped_column(BigInteger, primary_key=True)

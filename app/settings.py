@@ -1,0 +1,241 @@
+"""Every option of the controller, from flags and ``NEBULA_*`` variables, checked once with all errors listed.
+
+A flag wins over its variable, a variable over the profile, the profile over the default. Durations are seconds
+as `float`; each has a floor below which it is refused.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+ENV_PREFIX = "NEBULA_"
+
+# Tests and the demo live by these: the same code, with every wait shortened. They are not safe with a real
+# cloud, whose lists lag by more than two seconds.
+FAST: dict[str, Any] = {
+    "lease_duration_s": 3.0,
+    "lease_deadline_s": 2.0,
+    "lease_renew_s": 0.5,
+    "send_window_s": 2.0,
+    "settle_after_s": 2.0,
+    "call_timeout_s": 2.0,
+    "backoff_base_s": 0.05,
+    "backoff_max_s": 2.0,
+    "unknown_timeout_floor_s": 5.0,
+    "block_jitter_s": 0.5,
+    "retry_offset_s": 0.5,
+    "first_seen_grace_s": 0.5,
+    "stale_retry_s": 0.5,
+    "unbound_after_s": 5.0,
+    "list_busy_s": 0.2,
+    "list_rest_s": 1.0,
+}
+
+
+class SettingsError(ValueError):
+    """Options that cannot be used; ``errors`` holds one line for each, naming flag and variable."""
+
+    def __init__(self, errors: list[str]) -> None:
+        super().__init__("\n".join(errors))
+        self.errors = errors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProviderEntry:
+    """One configured provider account: ``name[/account][=adapter][,key=value…]``."""
+
+    name: str
+    account: str
+    adapter: str
+    options: Mapping[str, str]
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return (self.name, self.account)
+
+
+_ENTRY = re.compile(
+    r"(?P<name>[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?)(/(?P<account>[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?))?"
+    r"(=(?P<adapter>[a-z][a-z0-9_]*))?(?P<options>(,[a-z][a-z0-9_]*=[^,\s]*)*)"
+)
+
+
+def parse_providers(text: str) -> tuple[ProviderEntry, ...]:
+    """Entries apart by white space: ``modal=fake,url=http://127.0.0.1:9001 aws=fake,url=…``.
+
+    Raises:
+        ValueError: an entry does not have that form, or one account is named twice.
+    """
+    entries = []
+    for word in text.split():
+        match = _ENTRY.fullmatch(word)
+        if match is None:
+            raise ValueError(f"{word!r} is not NAME[/ACCOUNT][=ADAPTER][,KEY=VALUE...]")
+        pairs = [pair.split("=", 1) for pair in match["options"].split(",") if pair]
+        entries.append(
+            ProviderEntry(
+                name=match["name"],
+                account=match["account"] or "default",
+                adapter=match["adapter"] or match["name"],
+                options={key: value for key, value in pairs},
+            )
+        )
+    keys = [entry.key for entry in entries]
+    if twice := sorted({f"{name}/{account}" for name, account in keys if keys.count((name, account)) > 1}):
+        raise ValueError(f"named twice: {', '.join(twice)}")
+    return tuple(entries)
+
+
+Seconds = Annotated[float, Field(ge=0.05, allow_inf_nan=False)]
+Address = Annotated[str, Field(pattern=r"^(\[[0-9a-fA-F:]*\]|[0-9A-Za-z.-]*):[0-9]{1,5}$")]
+
+
+class Settings(BaseModel):
+    """What one replica runs with. A field ``some_name`` is ``--some-name`` and ``NEBULA_SOME_NAME``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    profile: Literal["production", "fast"] = Field(
+        "production", description="`fast` shortens every wait; for tests and demos against simulators only."
+    )
+    dev: bool = Field(
+        False,
+        description="Bring an embedded Postgres and a fake cloud, and apply the CRDs. Never in a cluster.",
+    )
+    dev_dir: str | None = Field(None, description="Where --dev keeps its database and its fake cloud.")
+
+    database_url: str | None = Field(
+        None, repr=False, description="postgresql://user:password@host:port/name, required without --dev."
+    )
+    direct_database_url: str | None = Field(
+        None, repr=False, description="For migrations and LISTEN, where database-url goes through a pooler."
+    )
+    database_pool: int = Field(10, ge=2, le=100, description="Connections to Postgres for each replica.")
+    database_timeout_s: Seconds = Field(10.0, description="How long one statement may take.")
+
+    providers: tuple[ProviderEntry, ...] = Field(
+        (), description="Accounts to use: NAME[/ACCOUNT][=ADAPTER][,KEY=VALUE...], apart by spaces."
+    )
+
+    kubeconfig: str | None = Field(None, description="Default: in-cluster, else the usual kubeconfig rules.")
+    namespace: str = Field("nebula-system", description="Where the Lease and our Secrets live.")
+    identity: str | None = Field(
+        None, description="This replica's name in the Lease. Default: host name and pid."
+    )
+    webhook_bind: Address = Field(":9443", description="Where the admission webhooks listen.")
+    webhook_url: str | None = Field(
+        None, description="https URL under which the API server reaches them; default: the Service."
+    )
+    webhook_service: str = Field(
+        "nebula-webhook-service", description="The Service in front of the webhooks."
+    )
+    health_bind: Address = Field(":8081", description="/healthz, /readyz and /metrics.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="The least to log.")
+    log_format: Literal["json", "console"] = Field("json", description="How log lines look.")
+
+    lease_duration_s: Seconds = Field(15.0, description="How long others respect a silent leader.")
+    lease_deadline_s: Seconds = Field(10.0, description="How long a leader leads without renewing.")
+    lease_renew_s: Seconds = Field(2.0, description="How often the leader renews.")
+    send_window_s: Annotated[float, Field(ge=0.5, le=30.0)] = Field(
+        30.0, description="How long after its intent a create may still be sent; at most 30 s."
+    )
+    settle_after_s: Seconds | None = Field(
+        None, description="Replaces every adapter's own settling time. Only for simulators."
+    )
+    call_timeout_s: Seconds | None = Field(None, description="Replaces every adapter's own call time-out.")
+    backoff_base_s: Seconds = Field(1.0, description="The first wait after a failure.")
+    backoff_max_s: Seconds = Field(60.0, description="The longest wait after failures.")
+    unknown_timeout_floor_s: Seconds = Field(
+        60.0, description="Raises a pool's shorter failover.unknownTimeout."
+    )
+    block_jitter_s: Seconds = Field(30.0, description="Random part added to each block.")
+    retry_offset_s: Seconds = Field(30.0, description="Spread of the Pods that wait for one block.")
+    first_seen_grace_s: Seconds = Field(15.0, description="How long a claim may wait for its Pod to be seen.")
+    stale_retry_s: Seconds = Field(
+        5.0, description="How often a Pod looks whether an older one's claim is gone."
+    )
+    unbound_after_s: Seconds = Field(120.0, description="A placed Pod not bound by then is released.")
+    list_busy_s: Seconds = Field(1.0, description="How often a cloud is listed while something changes.")
+    list_rest_s: Seconds = Field(15.0, description="How often a cloud is listed at rest.")
+    node_lease_s: Seconds = Field(10.0, description="How often a virtual node's Lease is renewed.")
+    node_status_s: Seconds = Field(
+        300.0, description="How often an unchanged virtual node's status is written."
+    )
+
+    @field_validator("providers", mode="before")
+    @classmethod
+    def _parse_providers(cls, value: Any) -> Any:
+        return parse_providers(value) if isinstance(value, str) else value
+
+    @field_validator("database_url", "direct_database_url")
+    @classmethod
+    def _check_url(cls, value: str | None) -> str | None:
+        if value is not None and not re.match(r"^postgres(ql)?(\+asyncpg)?://", value):
+            raise ValueError("must begin with postgresql://")
+        return value
+
+    @field_validator("webhook_url")
+    @classmethod
+    def _check_webhook_url(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith("https://"):
+            raise ValueError("must begin with https://")
+        return value
+
+    @model_validator(mode="after")
+    def _check_together(self) -> "Settings":
+        if not self.lease_renew_s < self.lease_deadline_s < self.lease_duration_s:
+            raise ValueError("lease-renew-s < lease-deadline-s < lease-duration-s must hold")
+        if self.backoff_base_s > self.backoff_max_s:
+            raise ValueError("backoff-base-s must not exceed backoff-max-s")
+        if self.list_busy_s > self.list_rest_s:
+            raise ValueError("list-busy-s must not exceed list-rest-s")
+        return self
+
+
+def load(flags: Mapping[str, Any], env: Mapping[str, str]) -> Settings:
+    """Settings from given flags (field name -> value, None: not given) and variables.
+
+    Raises:
+        SettingsError: with every option that is wrong, unknown ``NEBULA_*`` variables included.
+    """
+    given: dict[str, Any] = {}
+    source: dict[str, str] = {}
+    errors = []
+    for key, value in env.items():
+        if not key.startswith(ENV_PREFIX):
+            continue
+        field = key.removeprefix(ENV_PREFIX).lower()
+        if field in Settings.model_fields:
+            if value != "":
+                given[field], source[field] = value, key
+        elif key not in OTHER_VARIABLES:
+            errors.append(f"{key}: no such option")
+    for field, value in flags.items():
+        if value is not None:
+            given[field], source[field] = value, flag_of(field)
+    profile = FAST if given.get("profile") == "fast" else {}
+    try:
+        settings = Settings(**(profile | given))
+    except ValidationError as error:
+        for item in error.errors(include_url=False, include_input=False):
+            field = str(item["loc"][0]) if item["loc"] else ""
+            message = item["msg"].removeprefix("Value error, ")
+            errors.append(f"{source.get(field, flag_of(field))}: {message}" if field else message)
+        raise SettingsError(errors) from None
+    if errors:
+        raise SettingsError(errors)
+    return settings
+
+
+# Variables with our prefix that other commands read: hack/, tests, adapters and the simulators.
+OTHER_VARIABLES = frozenset(
+    {"NEBULA_CACHE", "NEBULA_K8S_BIN", "NEBULA_TEST_KUBECONFIG", "NEBULA_DIE_AT", "NEBULA_TEST_POSTGRES"}
+)
+
+
+def flag_of(field: str) -> str:
+    """``lease_renew_s`` -> ``--lease-renew-s``."""
+    return "--" + field.replace("_", "-")
