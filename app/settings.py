@@ -1,4 +1,4 @@
-"""Every option of the controller, from flags and ``NEBULA_*`` variables, checked once with all errors listed.
+"""Every option of the controller, from flags and ``NEBULA_*`` variables, checked once, all errors listed.
 
 A flag wins over its variable, a variable over the profile, the profile over the default. Durations are seconds
 as `float`; each has a floor below which it is refused.
@@ -80,7 +80,7 @@ def parse_providers(text: str) -> tuple[ProviderEntry, ...]:
                 name=match["name"],
                 account=match["account"] or "default",
                 adapter=match["adapter"] or match["name"],
-                options={key: value for key, value in pairs},
+                options=dict(pairs),
             )
         )
     keys = [entry.key for entry in entries]

@@ -1,6 +1,6 @@
-"""Logging: structlog events as JSON lines, ids bound once per reconcile, library records through the same door.
+"""Logging: structlog events as JSON lines; ids bound once per reconcile; library records by the same door.
 
-Exceptions are logged with frames and never with locals: locals hold secrets. `configure` is called first thing.
+Exceptions are logged with frames and never with locals, which hold secrets. `configure` is called first.
 """
 
 import logging
