@@ -1,0 +1,1 @@
+"""What users see: the kinds, their keys and words, and the CRDs made from them. Imports nothing of ours."""
