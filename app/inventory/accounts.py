@@ -1,0 +1,156 @@
+"""The configured provider accounts: found by entry point, opened when enabled, retried while unreachable.
+
+An account that cannot be opened yet is known and unusable: nothing is rented there and nothing concluded.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from typing import cast
+
+import structlog
+
+from app.inventory.budget import CallBudget
+from app.settings import ProviderEntry, Settings
+from providers.base import Provider, ProviderConfig, ProviderError, ProviderFactory, Traits
+
+log = structlog.get_logger()
+GROUP = "nebula.providers"
+
+
+class UnknownAdapter(ValueError):
+    """A configured adapter that no installed package offers; the message lists those that are."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Account:
+    """One opened account of one cloud, with its call budget and the cloud's own id of it."""
+
+    provider: Provider
+    name: str
+    account: str
+    account_id: str
+    traits: Traits
+    budget: CallBudget
+    settle_after_s: float
+    call_timeout_s: float
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return (self.name, self.account)
+
+
+@dataclass(slots=True)
+class Accounts:
+    """Every configured account; ``get`` gives it once it is open."""
+
+    settings: Settings
+    installation: str
+    _open: dict[tuple[str, str], Account] = field(default_factory=dict)
+    _listeners: list[Callable[[Account], None]] = field(default_factory=list)
+
+    def names(self) -> frozenset[str]:
+        """The configured provider names, open or not."""
+        return frozenset(entry.name for entry in self.settings.providers)
+
+    def configured(self, key: tuple[str, str]) -> bool:
+        return any(entry.key == key for entry in self.settings.providers)
+
+    def get(self, key: tuple[str, str]) -> Account | None:
+        return self._open.get(key)
+
+    def __iter__(self) -> Iterator[Account]:
+        return iter(self._open.values())
+
+    def on_open(self, listener: Callable[[Account], None]) -> None:
+        """Call ``listener`` for each account, those open already included."""
+        self._listeners.append(listener)
+        for account in self._open.values():
+            listener(account)
+
+    async def run(self) -> None:
+        """Open every configured account, each retried on its own; wait until cancelled, then close them."""
+        factories = [(entry, load_factory(entry.adapter)) for entry in self.settings.providers]
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for entry, factory in factories:
+                    tasks.create_task(self._keep_open(entry, factory), name=f"open-{entry.name}")
+                await asyncio.Event().wait()
+        finally:
+            for account in self._open.values():
+                await account.provider.close()
+            self._open.clear()
+
+    async def _keep_open(self, entry: ProviderEntry, factory: ProviderFactory) -> None:
+        wait_s = self.settings.backoff_base_s
+        while entry.key not in self._open:
+            try:
+                account = await self._open_one(entry, factory)
+            except (ProviderError, TimeoutError) as error:
+                log.warning(
+                    "account not usable yet", provider=entry.name, account=entry.account, error=str(error)
+                )
+                await asyncio.sleep(wait_s)
+                wait_s = min(self.settings.backoff_max_s, wait_s * 2)
+            else:
+                self._open[entry.key] = account
+                log.info(
+                    "account open", provider=entry.name, account=entry.account, cloud_id=account.account_id
+                )
+                for listener in self._listeners:
+                    listener(account)
+
+    async def _open_one(self, entry: ProviderEntry, factory: ProviderFactory) -> Account:
+        config = ProviderConfig(
+            name=entry.name,
+            account=entry.account,
+            installation=self.installation,
+            options=entry.options,
+            settle_after_s=self.settings.settle_after_s,
+            call_timeout_s=self.settings.call_timeout_s,
+        )
+        provider = await factory.open(config)
+        try:
+            account_id = await provider.account()
+        except BaseException:
+            await provider.close()
+            raise
+        traits = provider.traits
+        return Account(
+            provider=provider,
+            name=entry.name,
+            account=entry.account,
+            account_id=account_id,
+            traits=traits,
+            budget=CallBudget(rate=traits.calls_per_s, burst=traits.call_burst),
+            settle_after_s=traits.settle_after_s
+            if self.settings.settle_after_s is None
+            else self.settings.settle_after_s,
+            call_timeout_s=traits.call_timeout_s
+            if self.settings.call_timeout_s is None
+            else self.settings.call_timeout_s,
+        )
+
+
+def load_factory(adapter: str) -> ProviderFactory:
+    """The entry point's object, imported only now.
+
+    Raises:
+        UnknownAdapter: nothing installed offers it.
+    """
+    found = {point.name: point for point in entry_points(group=GROUP)}
+    if adapter not in found:
+        raise UnknownAdapter(f"no adapter {adapter!r}; installed: {', '.join(sorted(found)) or 'none'}")
+    return cast(ProviderFactory, found[adapter].load())
+
+
+def check_adapters(entries: Sequence[ProviderEntry]) -> list[str]:
+    """One line for each configured adapter that is not installed."""
+    errors = []
+    for adapter in sorted({entry.adapter for entry in entries}):
+        try:
+            load_factory(adapter)
+        except UnknownAdapter as error:
+            errors.append(f"--providers: {error}")
+    return errors
