@@ -1,0 +1,555 @@
+"""Rentals, attempts and runs: the rows that keep a machine from doubling or leaking.
+
+Every change of state is one statement, a compare-and-set that also carries the leader's epoch; zero rows mean
+that somebody else was first. Nothing here decides; `app.provisioning` does. Times are the database's.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
+
+import orjson
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from providers.base import BlockScope, ClaimUid, ResourceId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptRow:
+    """One attempt. ``outcome`` None: it may have taken effect. ``*_s`` are seconds on the database's clock."""
+
+    number: int
+    sequence: int
+    identity: str | None
+    request_hash: str | None
+    region: str
+    sends: int
+    send_by_in_s: float
+    age_s: float
+    settled_ago_s: float | None
+    outcome: str | None
+    rejection: str | None
+    message: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRow:
+    """One machine of the claim. ``seen``: a list or get has shown it."""
+
+    attempt: int | None
+    resource_id: ResourceId
+    region: str
+    usd_per_hour: Decimal | None
+    extra: bool
+    seen: bool
+    gone: bool
+    accepted_ago_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """All that is written of one claim. ``state`` None: no rental row."""
+
+    state: str | None
+    resource_id: ResourceId | None
+    resource_region: str | None
+    attempts: tuple[AttemptRow, ...]
+    runs: tuple[RunRow, ...]
+    epoch: int
+    next_sequence: int
+    avoid_hosts: frozenset[str]
+
+    def unsettled(self) -> tuple[AttemptRow, ...]:
+        return tuple(attempt for attempt in self.attempts if attempt.outcome is None)
+
+
+_ATTEMPTS = """
+    select coalesce(jsonb_agg(jsonb_build_object(
+        'number', number, 'sequence', sequence, 'identity', identity, 'request_hash', request_hash,
+        'region', region, 'sends', sends, 'send_by_in_s', extract(epoch from send_by - clock_timestamp())::float8,
+        'age_s', extract(epoch from clock_timestamp() - created_at)::float8,
+        'settled_ago_s', extract(epoch from clock_timestamp() - settled_at)::float8,
+        'outcome', outcome, 'rejection', rejection, 'message', message) order by number), '[]'::jsonb)
+    from provision_attempt a where a.claim_uid = :uid
+"""
+_RUNS = """
+    select coalesce(jsonb_agg(jsonb_build_object(
+        'attempt', attempt, 'resource_id', resource_id, 'region', region, 'usd_per_hour', usd_per_hour::text,
+        'extra', extra, 'seen', first_seen_at is not null, 'gone', gone_at is not null,
+        'accepted_ago_s', extract(epoch from clock_timestamp() - accepted_at)::float8) order by id), '[]'::jsonb)
+    from run where run.claim_uid = :uid
+"""
+_LOAD = text(f"""
+    select r.state, r.resource_id, r.resource_region, i.epoch, nextval('attempt_sequence') as next_sequence,
+        ({_ATTEMPTS}) as attempts, ({_RUNS}) as runs,
+        array(select host from block where provider = :provider and account = :account
+              and host is not null and expires_at > clock_timestamp()) as hosts
+    from installation i left join rental r on r.claim_uid = :uid
+""")
+
+
+async def load(conn: AsyncConnection, uid: ClaimUid, *, provider: str, account: str) -> Rows:
+    """Everything about one claim, in one statement, with a fresh sequence number for a possible attempt."""
+    row = (await conn.execute(_LOAD, {"uid": uid, "provider": provider, "account": account})).one()
+    return Rows(
+        state=row.state,
+        resource_id=row.resource_id,
+        resource_region=row.resource_region,
+        attempts=tuple(AttemptRow(**item) for item in row.attempts),
+        runs=tuple(
+            RunRow(
+                **(item | {"usd_per_hour": Decimal(item["usd_per_hour"]) if item["usd_per_hour"] else None})
+            )
+            for item in row.runs
+        ),
+        epoch=row.epoch,
+        next_sequence=row.next_sequence,
+        avoid_hosts=frozenset(row.hosts),
+    )
+
+
+async def sequence_above(conn: AsyncConnection, floor: int) -> int:
+    """A sequence number above ``floor``, which all later ones exceed too."""
+    query = text("""
+        select setval('attempt_sequence', greatest(:floor, (select last_value from attempt_sequence)) + 1)
+    """)
+    return int((await conn.execute(query, {"floor": floor})).scalar_one())
+
+
+RENTAL_COLUMNS = (
+    "claim_uid",
+    "claim_name",
+    "pod_namespace",
+    "pod_name",
+    "pod_uid",
+    "pool",
+    "provider",
+    "account",
+    "region",
+    "tier",
+    "accelerator",
+)
+_RENTAL = f"insert into rental ({', '.join(RENTAL_COLUMNS)}, state, epoch)"
+_RENTAL_VALUES = f"values ({', '.join(':' + name for name in RENTAL_COLUMNS)}"
+
+_OPEN = text(f"{_RENTAL} {_RENTAL_VALUES}, 'open', :epoch) on conflict (claim_uid) do nothing")
+
+
+async def open_rental(conn: AsyncConnection, claim: Mapping[str, str], *, epoch: int) -> None:
+    """Make the rental row, open, unless there is one."""
+    await conn.execute(_OPEN, {**claim, "epoch": epoch})
+
+
+_INTENT = text(f"""
+    with row as (
+        {_RENTAL} {_RENTAL_VALUES}, 'open', :epoch)
+        on conflict (claim_uid) do update set epoch = rental.epoch
+        returning state
+    )
+    insert into provision_attempt (claim_uid, number, sequence, identity, request_hash, provider, account,
+        region, tier, accelerator, shape, ceiling_usd_per_hour, epoch, send_by, created_at)
+    select :claim_uid, cast(:number as int), :sequence, :identity, :request_hash, :provider, :account, :region,
+        :tier, :accelerator, :shape, :ceiling, :epoch,
+        clock_timestamp() + make_interval(secs => :window_s), clock_timestamp()
+    from row, installation i
+    where row.state = 'open' and i.epoch = :epoch and not exists (
+        select from provision_attempt a where a.claim_uid = :claim_uid and a.outcome is null)
+    returning send_by
+""")
+
+
+async def intend(
+    conn: AsyncConnection,
+    claim: Mapping[str, str],
+    *,
+    epoch: int,
+    number: int,
+    sequence: int,
+    identity: str,
+    request_hash: str,
+    shape: str,
+    ceiling: Decimal | None,
+    window_s: float,
+) -> datetime | None:
+    """Lock the rental (made open if missing) and insert an attempt; its ``send_by``, or None if not allowed.
+
+    Not allowed: the rental is not open, the epoch is not ours, or an attempt is unsettled.
+    """
+    values = {
+        **claim,
+        "epoch": epoch,
+        "number": number,
+        "sequence": sequence,
+        "identity": identity,
+        "request_hash": request_hash,
+        "shape": shape,
+        "ceiling": ceiling,
+        "window_s": window_s,
+    }
+    return (await conn.execute(_INTENT, values)).scalar_one_or_none()
+
+
+_REBUILD = text("""
+    insert into provision_attempt (claim_uid, number, sequence, provider, account, region, tier, accelerator,
+        epoch, send_by)
+    select claim_uid, (select coalesce(max(number), 0) + 1 from provision_attempt a where a.claim_uid = :uid),
+        :sequence, provider, account, region, tier, accelerator, :epoch, :send_by
+    from rental where claim_uid = :uid
+    on conflict (sequence) do nothing
+""")
+
+
+async def rebuild_attempt(
+    conn: AsyncConnection, uid: ClaimUid, *, sequence: int, send_by: datetime, epoch: int
+) -> None:
+    """Write down, unsettled, an attempt that only the claim's mark remembers."""
+    await conn.execute(_REBUILD, {"uid": uid, "sequence": sequence, "send_by": send_by, "epoch": epoch})
+
+
+_FENCE = text("""
+    select 1 from rental r, installation i, provision_attempt a
+    where r.claim_uid = :uid and r.state = 'open' and i.epoch = :epoch
+        and a.claim_uid = :uid and a.number = :number and a.outcome is null
+""")
+
+
+async def fence(conn: AsyncConnection, uid: ClaimUid, *, number: int, epoch: int) -> bool:
+    """May this attempt be sent now, as far as rows tell."""
+    found = await conn.execute(_FENCE, {"uid": uid, "number": number, "epoch": epoch})
+    return found.first() is not None
+
+
+_REPLAY = text("""
+    update provision_attempt a
+    set sends = a.sends + 1, send_by = clock_timestamp() + make_interval(secs => :window_s)
+    from rental r, installation i
+    where a.claim_uid = :uid and a.number = :number and a.outcome is null and a.request_hash = :request_hash
+        and r.claim_uid = :uid and r.state = 'open' and i.epoch = :epoch
+        and clock_timestamp() + make_interval(secs => :window_s + :effect_s)
+            <= a.created_at + make_interval(secs => :replay_for_s)
+    returning a.send_by
+""")
+
+
+async def replay(
+    conn: AsyncConnection,
+    uid: ClaimUid,
+    *,
+    number: int,
+    request_hash: str,
+    epoch: int,
+    window_s: float,
+    effect_s: float,
+    replay_for_s: float,
+) -> datetime | None:
+    """Count one more send of the same attempt; its new ``send_by``, or None if it may not be sent again.
+
+    ``effect_s``: how long after ``send_by`` a send can still take effect.
+    """
+    values = {
+        "uid": uid,
+        "number": number,
+        "request_hash": request_hash,
+        "epoch": epoch,
+        "window_s": window_s,
+        "effect_s": effect_s,
+        "replay_for_s": replay_for_s,
+    }
+    return (await conn.execute(_REPLAY, values)).scalar_one_or_none()
+
+
+_SETTLE = text("""
+    update provision_attempt set outcome = :outcome, settled_at = clock_timestamp(),
+        rejection = :rejection, message = :message
+    where claim_uid = :uid and number = :number and outcome is null
+        and (select epoch from installation) = :epoch
+""")
+
+
+async def settle(
+    conn: AsyncConnection,
+    uid: ClaimUid,
+    *,
+    number: int,
+    outcome: str,
+    epoch: int,
+    rejection: str | None = None,
+    message: str | None = None,
+) -> bool:
+    """Close one attempt; False when it was closed already or the epoch is not ours."""
+    values = {
+        "uid": uid,
+        "number": number,
+        "outcome": outcome,
+        "epoch": epoch,
+        "rejection": rejection,
+        "message": message[:1000] if message else message,
+    }
+    return (await conn.execute(_SETTLE, values)).rowcount == 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFacts:
+    """A machine that exists for a claim, as first learned. Prices in dollars an hour, clocks named."""
+
+    attempt: int
+    resource_id: ResourceId
+    region: str
+    account_id: str | None
+    meters: Sequence[Mapping[str, str | None]]
+    usd_per_hour: Decimal | None
+    accepted: bool
+    seen: bool
+    provider_created_at: datetime | None
+    clock_offset_s: float | None = None
+
+
+# A second machine of one attempt (a replay outside its promise) gets no attempt number: the pair is unique.
+_RECORD = text("""
+    with won as (
+        update rental set state = 'live', resource_id = :resource_id, resource_region = :run_region,
+            live_at = clock_timestamp(), epoch = :epoch
+        where claim_uid = :claim_uid and state = 'open' and (select epoch from installation) = :epoch
+        returning state
+    ), closed as (
+        update provision_attempt set outcome = :outcome, settled_at = clock_timestamp()
+        where claim_uid = :claim_uid and number = :attempt and outcome is null
+        returning created_at, ceiling_usd_per_hour
+    ), fact as (
+        insert into run (claim_uid, attempt, provider, account, account_id, resource_id, region, tier,
+            accelerator, pool, pod_namespace, pod_name, pod_uid, meters, usd_per_hour, ceiling_usd_per_hour,
+            clock_offset_s, requested_at, accepted_at, first_seen_at, provider_created_at, extra)
+        select :claim_uid,
+            case when exists (select from run where claim_uid = :claim_uid and attempt = :attempt
+                and resource_id <> :resource_id) then null else cast(:attempt as int) end,
+            :provider, :account, :account_id, :resource_id, :run_region, :tier, :accelerator, :pool,
+            :pod_namespace, :pod_name, :pod_uid, cast(:meters as jsonb), :usd_per_hour,
+            (select ceiling_usd_per_hour from provision_attempt
+                where claim_uid = :claim_uid and number = :attempt),
+            :clock_offset_s,
+            (select created_at from provision_attempt where claim_uid = :claim_uid and number = :attempt),
+            case when :accepted then clock_timestamp() end, case when :seen then clock_timestamp() end,
+            :provider_created_at, :extra
+        on conflict (provider, account, resource_id) do update set
+            accepted_at = coalesce(run.accepted_at, excluded.accepted_at),
+            first_seen_at = coalesce(run.first_seen_at, excluded.first_seen_at),
+            provider_created_at = coalesce(run.provider_created_at, excluded.provider_created_at),
+            clock_offset_s = coalesce(run.clock_offset_s, excluded.clock_offset_s),
+            meters = case when run.meters = '[]'::jsonb then excluded.meters else run.meters end,
+            usd_per_hour = coalesce(run.usd_per_hour, excluded.usd_per_hour)
+    )
+    select coalesce((select state from won), (select state from rental where claim_uid = :claim_uid)) as state,
+        coalesce((select :resource_id from won),
+            (select resource_id from rental where claim_uid = :claim_uid)) as resource_id
+""")
+
+
+async def record(
+    conn: AsyncConnection, claim: Mapping[str, str], facts: RunFacts, *, outcome: str, epoch: int, extra: bool
+) -> tuple[str | None, ResourceId | None]:
+    """Write the machine down, close its attempt, and make an open rental live.
+
+    Returns the rental's state after it and the one machine that is recorded as the rental's: if that is
+    another one, this machine is an extra. A former leader still writes the facts, but no state.
+    """
+    values = {
+        **claim,
+        "epoch": epoch,
+        "outcome": outcome,
+        "attempt": facts.attempt,
+        "resource_id": facts.resource_id,
+        "run_region": facts.region,
+        "account_id": facts.account_id,
+        "meters": _json(facts.meters),
+        "usd_per_hour": facts.usd_per_hour,
+        "clock_offset_s": facts.clock_offset_s,
+        "accepted": facts.accepted,
+        "seen": facts.seen,
+        "provider_created_at": facts.provider_created_at,
+        "extra": extra,
+    }
+    row = (await conn.execute(_RECORD, values)).one()
+    return row.state, row.resource_id
+
+
+_END_BEGIN = text(f"""
+    {_RENTAL.replace(", state, epoch)", ", state, epoch, ending_at, ending_reason)")}
+    {_RENTAL_VALUES}, 'ending', :epoch, clock_timestamp(), :reason)
+    on conflict (claim_uid) do update set
+        state = case when rental.state = 'ended' then 'ended' else 'ending' end,
+        ending_at = coalesce(rental.ending_at, excluded.ending_at),
+        ending_reason = coalesce(rental.ending_reason, excluded.ending_reason),
+        epoch = case when rental.state = 'ended' then rental.epoch else excluded.epoch end
+    where (select epoch from installation) = :epoch
+    returning state
+""")
+
+
+async def begin_ending(
+    conn: AsyncConnection, claim: Mapping[str, str], *, reason: str, epoch: int
+) -> str | None:
+    """Commit that nothing more is rented: ``ending``, or ``ended`` if it was that; None: not the leader."""
+    values = {**claim, "reason": reason, "epoch": epoch}
+    return (await conn.execute(_END_BEGIN, values)).scalar_one_or_none()
+
+
+_ENDED = text("""
+    with done as (
+        update rental set state = 'ended', ended_at = clock_timestamp(), epoch = :epoch
+        where claim_uid = :uid and state = 'ending' and (select epoch from installation) = :epoch
+        returning 1
+    ), attempts as (
+        update provision_attempt set outcome = 'absent', settled_at = clock_timestamp()
+        where claim_uid = :uid and outcome is null and exists (select from done)
+    ), runs as (
+        update run set gone_at = clock_timestamp()
+        where claim_uid = :uid and gone_at is null and exists (select from done)
+    )
+    select exists (select from done) or exists (select from rental where claim_uid = :uid and state = 'ended')
+""")
+
+
+async def end(conn: AsyncConnection, uid: ClaimUid, *, epoch: int) -> bool:
+    """``ending`` -> ``ended``, strictly; attempts still open are absent, runs still open are gone."""
+    return bool((await conn.execute(_ENDED, {"uid": uid, "epoch": epoch})).scalar_one())
+
+
+_BLOCK = text("""
+    insert into block (provider, account, accelerator, tier, region, host, template, everything, kind, message,
+        pool, pod_namespace, pod_name, claim_uid, created_at, expires_at)
+    values (:provider, :account, :on_accelerator, :on_tier, :on_region, :on_host, :on_template, :everything,
+        :kind, :message, :pool, :pod_namespace, :pod_name, :claim_uid, clock_timestamp(),
+        clock_timestamp() + make_interval(secs => :ttl_s))
+    on conflict (provider, account, accelerator, tier, region, host, template) do update set
+        expires_at = greatest(block.expires_at, excluded.expires_at), kind = excluded.kind,
+        message = excluded.message, pool = excluded.pool, pod_namespace = excluded.pod_namespace,
+        pod_name = excluded.pod_name, claim_uid = excluded.claim_uid,
+        created_at = case when block.expires_at < clock_timestamp() then excluded.created_at
+                          else block.created_at end
+""")
+
+
+async def block(
+    conn: AsyncConnection,
+    claim: Mapping[str, str],
+    scope: BlockScope | None,
+    *,
+    template: str | None,
+    kind: str,
+    message: str,
+    ttl_s: float,
+) -> None:
+    """Note what was refused, for ``ttl_s`` seconds; an entry's end only ever moves later."""
+    values = {
+        **claim,
+        "on_accelerator": scope.accelerator if scope else None,
+        "on_tier": scope.tier if scope else None,
+        "on_region": scope.region if scope else None,
+        "on_host": scope.host if scope else None,
+        "on_template": template,
+        "everything": bool(scope and scope.everything),
+        "kind": kind,
+        "message": message[:1000],
+        "ttl_s": ttl_s,
+    }
+    await conn.execute(_BLOCK, values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenRental:
+    """A rental that is not ended, as loaded when a leader starts; ``values`` are the rental's own columns."""
+
+    claim_uid: ClaimUid
+    state: str
+    values: Mapping[str, str]
+    resource_id: ResourceId | None
+    resource_region: str | None
+    machine_account: str | None
+    usd_per_hour: Decimal | None
+    running: bool
+
+
+async def load_not_ended(conn: AsyncConnection) -> list[OpenRental]:
+    """Every rental that may still have a machine."""
+    columns = ", ".join(f"r.{name}" for name in RENTAL_COLUMNS)
+    query = text(f"""
+        select {columns}, r.state, r.resource_id, r.resource_region, run.account_id, run.usd_per_hour,
+            run.running_at is not null as running
+        from rental r left join run on run.provider = r.provider and run.account = r.account
+            and run.resource_id = r.resource_id
+        where r.state <> 'ended'
+    """)
+    return [
+        OpenRental(
+            claim_uid=row.claim_uid,
+            state=row.state,
+            values={name: getattr(row, name) for name in RENTAL_COLUMNS},
+            resource_id=row.resource_id,
+            resource_region=row.resource_region,
+            machine_account=row.account_id,
+            usd_per_hour=row.usd_per_hour,
+            running=bool(row.running),
+        )
+        for row in await conn.execute(query)
+    ]
+
+
+async def states(conn: AsyncConnection, uids: Iterable[ClaimUid]) -> dict[ClaimUid, str]:
+    """The states of those rentals that have a row."""
+    query = text("select claim_uid, state from rental where claim_uid = any(:uids)")
+    rows = await conn.execute(query, {"uids": sorted(uids)})
+    return {row.claim_uid: row.state for row in rows}
+
+
+async def open_run_accounts(conn: AsyncConnection) -> dict[tuple[str, str], str]:
+    """For each provider account with machines not proven gone: the cloud's own id of the account."""
+    query = text("""
+        select provider, account, max(account_id) as account_id from run
+        where gone_at is null and account_id is not null group by provider, account
+    """)
+    return {(row.provider, row.account): row.account_id for row in await conn.execute(query)}
+
+
+async def highest_sequence(conn: AsyncConnection) -> int:
+    """The highest sequence that any recorded attempt carries."""
+    query = text("select coalesce(max(sequence), 0) from provision_attempt")
+    return int((await conn.execute(query)).scalar_one())
+
+
+_OBSERVE = text("""
+    update run set
+        first_seen_at = coalesce(first_seen_at, clock_timestamp()),
+        running_at = coalesce(running_at, case when :running then clock_timestamp() end),
+        exited_at = coalesce(exited_at, case when :exited then clock_timestamp() end),
+        gone_at = coalesce(gone_at, case when :gone then clock_timestamp() end),
+        provider_created_at = coalesce(provider_created_at, :provider_created_at),
+        provider_started_at = coalesce(provider_started_at, :provider_started_at),
+        provider_ended_at = coalesce(provider_ended_at, :provider_ended_at),
+        end_reason = coalesce(end_reason, :end_reason), exit_code = coalesce(exit_code, :exit_code)
+    where provider = :provider and account = :account and resource_id = :resource_id
+""")
+
+
+async def observe(conn: AsyncConnection, rows: Sequence[Mapping[str, Any]]) -> None:
+    """First moments and ends of runs; each column is written once. Rows are sorted here, for one lock order."""
+    if rows:
+        ordered = sorted(rows, key=lambda row: (row["provider"], row["account"], row["resource_id"]))
+        await conn.execute(_OBSERVE, ordered)
+
+
+async def terminate_asked(
+    conn: AsyncConnection, *, provider: str, account: str, resource_id: ResourceId
+) -> None:
+    """A terminate was accepted; the first time counts."""
+    query = text("""
+        update run set terminate_asked_at = coalesce(terminate_asked_at, clock_timestamp())
+        where provider = :provider and account = :account and resource_id = :resource_id
+    """)
+    await conn.execute(query, {"provider": provider, "account": account, "resource_id": resource_id})
+
+
+def _json(meters: Sequence[Mapping[str, str | None]]) -> str:
+    return orjson.dumps([dict(meter) for meter in meters]).decode()
