@@ -19,7 +19,7 @@ from providers.base import BlockScope, ClaimUid, ResourceId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptRow:
-    """One attempt. ``outcome`` None: it may have taken effect. ``*_s`` are seconds on the database's clock."""
+    """One attempt. ``outcome`` None: it may have taken effect. ``*_s``: seconds on the database's clock."""
 
     number: int
     sequence: int
@@ -69,7 +69,8 @@ class Rows:
 _ATTEMPTS = """
     select coalesce(jsonb_agg(jsonb_build_object(
         'number', number, 'sequence', sequence, 'identity', identity, 'request_hash', request_hash,
-        'region', region, 'sends', sends, 'send_by_in_s', extract(epoch from send_by - clock_timestamp())::float8,
+        'region', region, 'sends', sends,
+        'send_by_in_s', extract(epoch from send_by - clock_timestamp())::float8,
         'age_s', extract(epoch from clock_timestamp() - created_at)::float8,
         'settled_ago_s', extract(epoch from clock_timestamp() - settled_at)::float8,
         'outcome', outcome, 'rejection', rejection, 'message', message) order by number), '[]'::jsonb)
@@ -79,7 +80,8 @@ _RUNS = """
     select coalesce(jsonb_agg(jsonb_build_object(
         'attempt', attempt, 'resource_id', resource_id, 'region', region, 'usd_per_hour', usd_per_hour::text,
         'extra', extra, 'seen', first_seen_at is not null, 'gone', gone_at is not null,
-        'accepted_ago_s', extract(epoch from clock_timestamp() - accepted_at)::float8) order by id), '[]'::jsonb)
+        'accepted_ago_s', extract(epoch from clock_timestamp() - accepted_at)::float8) order by id),
+        '[]'::jsonb)
     from run where run.claim_uid = :uid
 """
 _LOAD = text(f"""
@@ -151,8 +153,8 @@ _INTENT = text(f"""
     )
     insert into provision_attempt (claim_uid, number, sequence, identity, request_hash, provider, account,
         region, tier, accelerator, shape, ceiling_usd_per_hour, epoch, send_by, created_at)
-    select :claim_uid, cast(:number as int), :sequence, :identity, :request_hash, :provider, :account, :region,
-        :tier, :accelerator, :shape, :ceiling, :epoch,
+    select :claim_uid, cast(:number as int), :sequence, :identity, :request_hash, :provider, :account,
+        :region, :tier, :accelerator, :shape, :ceiling, :epoch,
         clock_timestamp() + make_interval(secs => :window_s), clock_timestamp()
     from row, installation i
     where row.state = 'open' and i.epoch = :epoch and not exists (
@@ -332,7 +334,9 @@ _RECORD = text("""
             :clock_offset_s,
             (select created_at from provision_attempt where claim_uid = :claim_uid and number = :attempt),
             case when :accepted then clock_timestamp() end, case when :seen then clock_timestamp() end,
-            :provider_created_at, :extra
+            :provider_created_at,
+            not exists (select from won) and exists (select from rental where claim_uid = :claim_uid
+                and resource_id is not null and resource_id <> :resource_id)
         on conflict (provider, account, resource_id) do update set
             accepted_at = coalesce(run.accepted_at, excluded.accepted_at),
             first_seen_at = coalesce(run.first_seen_at, excluded.first_seen_at),
@@ -341,14 +345,15 @@ _RECORD = text("""
             meters = case when run.meters = '[]'::jsonb then excluded.meters else run.meters end,
             usd_per_hour = coalesce(run.usd_per_hour, excluded.usd_per_hour)
     )
-    select coalesce((select state from won), (select state from rental where claim_uid = :claim_uid)) as state,
+    select coalesce((select state from won),
+            (select state from rental where claim_uid = :claim_uid)) as state,
         coalesce((select :resource_id from won),
             (select resource_id from rental where claim_uid = :claim_uid)) as resource_id
 """)
 
 
 async def record(
-    conn: AsyncConnection, claim: Mapping[str, str], facts: RunFacts, *, outcome: str, epoch: int, extra: bool
+    conn: AsyncConnection, claim: Mapping[str, str], facts: RunFacts, *, outcome: str, epoch: int
 ) -> tuple[str | None, ResourceId | None]:
     """Write the machine down, close its attempt, and make an open rental live.
 
@@ -369,7 +374,6 @@ async def record(
         "accepted": facts.accepted,
         "seen": facts.seen,
         "provider_created_at": facts.provider_created_at,
-        "extra": extra,
     }
     row = (await conn.execute(_RECORD, values)).one()
     return row.state, row.resource_id
@@ -377,13 +381,13 @@ async def record(
 
 _END_BEGIN = text(f"""
     {_RENTAL.replace(", state, epoch)", ", state, epoch, ending_at, ending_reason)")}
-    {_RENTAL_VALUES}, 'ending', :epoch, clock_timestamp(), :reason)
+    select {", ".join(":" + name for name in RENTAL_COLUMNS)}, 'ending', :epoch, clock_timestamp(), :reason
+    from installation where epoch = :epoch
     on conflict (claim_uid) do update set
         state = case when rental.state = 'ended' then 'ended' else 'ending' end,
         ending_at = coalesce(rental.ending_at, excluded.ending_at),
         ending_reason = coalesce(rental.ending_reason, excluded.ending_reason),
         epoch = case when rental.state = 'ended' then rental.epoch else excluded.epoch end
-    where (select epoch from installation) = :epoch
     returning state
 """)
 
@@ -418,8 +422,8 @@ async def end(conn: AsyncConnection, uid: ClaimUid, *, epoch: int) -> bool:
 
 
 _BLOCK = text("""
-    insert into block (provider, account, accelerator, tier, region, host, template, everything, kind, message,
-        pool, pod_namespace, pod_name, claim_uid, created_at, expires_at)
+    insert into block (provider, account, accelerator, tier, region, host, template, everything, kind,
+        message, pool, pod_namespace, pod_name, claim_uid, created_at, expires_at)
     values (:provider, :account, :on_accelerator, :on_tier, :on_region, :on_host, :on_template, :everything,
         :kind, :message, :pool, :pod_namespace, :pod_name, :claim_uid, clock_timestamp(),
         clock_timestamp() + make_interval(secs => :ttl_s))
@@ -534,7 +538,7 @@ _OBSERVE = text("""
 
 
 async def observe(conn: AsyncConnection, rows: Sequence[Mapping[str, Any]]) -> None:
-    """First moments and ends of runs; each column is written once. Rows are sorted here, for one lock order."""
+    """First moments and ends of runs, each column written once; sorted here, for one lock order."""
     if rows:
         ordered = sorted(rows, key=lambda row: (row["provider"], row["account"], row["resource_id"]))
         await conn.execute(_OBSERVE, ordered)

@@ -247,8 +247,8 @@ class Run(Base):
 
     id: Mapped[int] = mapped_column(BigInteger, primary_key=True)
     claim_uid: Mapped[str]
-    attempt: Mapped[int] = mapped_column(
-        Integer, comment="provision_attempt.number; from the machine's identity"
+    attempt: Mapped[int | None] = mapped_column(
+        Integer, comment="provision_attempt.number; null for a second machine of one attempt"
     )
     provider: Mapped[str]
     account: Mapped[str]
