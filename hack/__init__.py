@@ -1,0 +1,1 @@
+"""What developers and the demo need around the product; nothing here is shipped."""
