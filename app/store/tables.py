@@ -61,7 +61,7 @@ class Installation(Base):
 
     __tablename__ = "installation"
     __table_args__ = (
-        CheckConstraint("only", name="one_row"),
+        CheckConstraint('"only"', name="one_row"),
         {"comment": "One row: the installation's id and the epoch of its leader. Written by the manager."},
     )
 

@@ -1,0 +1,1 @@
+"""One file a revision, named ``NNNN_subject.py``: the number is the revision, each follows the one before."""
