@@ -6,6 +6,9 @@ Adapters translate; they hold no policy. What is always true of the values here:
 * every time is an aware UTC `datetime`, every duration ends in ``_s``;
 * a `Ref` always carries provider, account and region, so that no call guesses where a machine lives;
 * "could not ask" is an exception, "asked, and it is not there" a value; nobody may turn one into the other.
+
+What a cloud may offer beyond this is in `providers.capabilities`. ``docs/add-a-provider.md`` has the rules,
+their reasons, and which API call of which cloud serves what.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,12 +47,15 @@ class MeterKind(StrEnum):
 class Meter:
     """One line of a price: ``quantity`` units at ``usd`` dollars a unit-hour (a GiB for ``bytes``).
 
-    ``usd`` is None when the cloud names no believable price: unpriced, never zero.
+    ``usd`` is None when the cloud names no believable price: unpriced, never zero. ``label`` tells apart two
+    meters of one kind (bytes in and out, a disk and a public address); it is "" for the only one. A monthly
+    price is turned into one by the hour by the adapter, with the cloud's own length of a month.
     """
 
     kind: MeterKind
     quantity: Decimal
     usd: Decimal | None
+    label: str = ""
 
 
 def usd_per_hour(meters: Sequence[Meter]) -> Decimal | None:
@@ -61,6 +67,35 @@ def usd_per_hour(meters: Sequence[Meter]) -> Decimal | None:
             return None
         total += meter.quantity * meter.usd
     return total if hourly else None
+
+
+class BillsFrom(StrEnum):
+    """When a meter starts. Where a cloud's words allow both, the earlier: an upper bound, corrected later."""
+
+    ACCEPTED = "accepted"  # the order was taken
+    STARTED = "started"  # `Machine.started_at`
+
+
+class BillsUntil(StrEnum):
+    """When a meter stops."""
+
+    ENDED = "ended"  # the workload or the machine stopped, by itself or not
+    TERMINATE_ASKED = "terminate_asked"  # the first terminate was accepted
+    GONE = "gone"  # the resource is no more; it counts while exited, too
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BillingRule:
+    """How a cloud turns a run into billed seconds, for one kind of meter (None: for all without a rule).
+
+    A run is rounded up to whole ``step_s`` and is billed for ``minimum_s`` at least.
+    """
+
+    kind: MeterKind | None
+    starts: BillsFrom
+    until: BillsUntil
+    step_s: int = 1
+    minimum_s: int = 0
 
 
 # --- what is asked for ---------------------------------------------------------------------------
@@ -82,11 +117,38 @@ class Accelerator:
         return f"{self.type}:{self.count}"
 
 
+class EgressMode(StrEnum):
+    """What a workload may reach. Inbound traffic is never restricted."""
+
+    OPEN = "Open"
+    BLOCKED = "Blocked"
+    ALLOWLIST = "Allowlist"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Egress:
+    """The pool's policy, frozen at placement. A cloud that cannot enforce all of it refuses in `validate`."""
+
+    mode: EgressMode = EgressMode.OPEN
+    cidrs: tuple[str, ...] = ()
+    domains: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegistryLogin:
+    """Who pulls the image. ``server`` is the host of the image reference."""
+
+    server: str
+    username: str
+    password: str = field(repr=False)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """What a cloud needs to run one Pod's container, resolved and free of Kubernetes.
 
-    ``env`` carries secrets: it is left out of ``repr``, and its values are never logged.
+    ``env`` carries secrets: it is left out of ``repr``, and its values are never logged. ``ports`` are TCP.
+    ``options`` are the claim's frozen provider options, the same as in `Attempt`.
     """
 
     image: str
@@ -103,13 +165,17 @@ class Workload:
     grace_s: int = 30
     active_deadline_s: int | None = None
     options: Mapping[str, str] = field(default_factory=dict)
+    registry: RegistryLogin | None = None
+    egress: Egress = Egress()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offering:
     """One thing that can be rented: a shape, in a region, in a tier, at a price list.
 
-    ``region`` is "" where the provider has no regions. ``shape`` is the provider's own id.
+    ``region`` is "" where the provider has no regions. ``shape`` is the provider's own id. ``available`` is a
+    hint for ranking: False when the cloud says that it has none now, None when it does not say. ``cpu``,
+    ``memory_bytes`` and ``disk_bytes`` are what the whole shape has, None where the request decides.
     """
 
     provider: str
@@ -119,6 +185,11 @@ class Offering:
     accelerator: Accelerator | None
     shape: str
     meters: tuple[Meter, ...]
+    available: bool | None = None
+    cpu: Decimal | None = None
+    memory_bytes: int | None = None
+    disk_bytes: int | None = None
+    architecture: str = "amd64"
 
     @property
     def usd_per_hour(self) -> Decimal | None:
@@ -129,8 +200,10 @@ class Offering:
 class Attempt:
     """One intent to rent, already committed as a row and marked on the claim.
 
-    ``identity`` becomes the machine's name and tag; ``token`` is the client token of idempotent creates.
-    Both are the same on every replay of this attempt, and different for every other attempt ever made.
+    ``identity`` becomes the machine's name and tag; ``token`` is the client token of idempotent creates, at
+    most 64 ASCII characters. Both are the same on every replay of this attempt, and different for every other
+    attempt ever made. ``ceiling_usd_per_hour`` is for the whole machine, disk included. ``pins`` is what
+    `providers.capabilities.Prepares` answered, recorded with the intent: a replay sends the same bytes.
     """
 
     claim_uid: ClaimUid
@@ -143,6 +216,7 @@ class Attempt:
     tier: Tier
     ceiling_usd_per_hour: Decimal | None
     options: Mapping[str, str] = field(default_factory=dict)
+    pins: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +234,11 @@ class Access:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ref:
-    """Where one machine lives. ``region`` is the provider's own region, "" where it has none."""
+    """Where one machine lives. ``region`` is the provider's own region, "" where it has none.
+
+    The same machine has the same ref whichever call shows it. So a cloud that tells the place late, or only
+    sometimes, has "" here and the place in `Machine.location`.
+    """
 
     provider: str
     account: str
@@ -173,8 +251,9 @@ class MachineState(StrEnum):
 
     ``QUEUED``: accepted, no capacity committed. ``BOOTING``: capacity committed, not reachable yet.
     ``RUNNING``: reachable, not merely started. ``EXITED``: the workload is over, but the resource is still
-    there and may still cost money. ``GONE``: the cloud keeps it only as history; nothing exists or bills.
-    An unknown word of a cloud is ``BOOTING``.
+    there and may still cost money; a machine on its way out, too. ``GONE``: the cloud keeps it only as
+    history; nothing exists or bills. An unknown word of a cloud is ``BOOTING``, named in `Machine.trouble`.
+    A silent host changes no state: it is `Machine.trouble`, until the cloud says that the machine is over.
     """
 
     QUEUED = "queued"
@@ -206,10 +285,22 @@ class End:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PortAddress:
+    """Where a container port is reached from outside: ``host:port``, or a URL where the cloud proxies."""
+
+    port: int
+    address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
     """One machine as a list or a get shows it. ``identity`` is the raw name or tag, parsed elsewhere.
 
-    ``created_at``, ``started_at`` and ``end.at`` are the provider's clock. ``meters`` are those running now.
+    Where a cloud has several carriers of it, the one that people edit least: tag or environment before name.
+    ``created_at``, ``started_at`` and ``end.at`` are the provider's clock. ``meters`` are those running now,
+    so an exited machine shows what it still costs. ``ports`` is empty where every port is itself at
+    ``endpoint``. ``location`` is the finest place that the cloud names (zone, data centre, country).
+    ``trouble`` is what the cloud finds wrong with a machine that is not over, None when nothing.
     """
 
     ref: Ref
@@ -221,6 +312,9 @@ class Machine:
     endpoint: str | None = None
     meters: tuple[Meter, ...] = ()
     host: str | None = None
+    ports: tuple[PortAddress, ...] = ()
+    location: str | None = None
+    trouble: str | None = None
 
     @property
     def exists(self) -> bool:
@@ -234,20 +328,25 @@ class Round:
 
     ``account_id`` is what the cloud calls the account that answered (or a marker of ours that only our
     account can show). ``unknown`` is None only when every page arrived and nothing failed; otherwise it says
-    why absence proves nothing, and the machines are those that were seen all the same.
+    why absence proves nothing, and the machines are those that were seen all the same. ``calls`` is how many
+    requests it took, which the poll clock pays for. ``clock_offset_s`` is as in `Accepted`.
     """
 
     region: str
     account_id: str | None
     machines: tuple[Machine, ...]
     unknown: str | None = None
+    calls: int = 1
+    clock_offset_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accepted:
     """The cloud took the order. ``reserved`` is False when it queued it without committing capacity.
 
-    ``clock_offset_s`` is the provider's clock minus ours, from the response's Date header.
+    ``clock_offset_s`` is the provider's clock minus ours, from the response's Date header. ``unfit`` is why
+    the machine is not what was asked for (dearer, another region or card, a failed bid that left a disk): it
+    is recorded like any other, released at once, and then counts as that refusal.
     """
 
     ref: Ref
@@ -257,6 +356,8 @@ class Accepted:
     created_at: datetime | None = None
     clock_offset_s: float | None = None
     host: str | None = None
+    location: str | None = None
+    unfit: "Rejection | None" = None
 
 
 class RejectionKind(StrEnum):
@@ -293,7 +394,11 @@ class BlockScope:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejection:
-    """The cloud provably did not rent. ``scope`` is the narrowest that is true; None blocks no offering."""
+    """The cloud provably did not rent, and nothing of the attempt is left there.
+
+    ``scope`` is the narrowest that is true; None blocks no offering. A scope that names only a host leaves
+    the offering open: the next attempt may be made at once, with that host among those to avoid.
+    """
 
     kind: RejectionKind
     message: str
@@ -338,7 +443,10 @@ class CredentialRejected(Unavailable):
 
 
 class Completion(StrEnum):
-    """What an adapter can tell of a workload's end, so that a Job is never placed where it cannot be seen."""
+    """What an adapter can tell of a workload's end, so that a Job is never placed where it cannot be seen.
+
+    For a cloud that rents bare VMs: what our runner on the VM makes visible.
+    """
 
     CODE = "code"  # that it ended, and its exit code
     ENDED = "ended"  # that it ended
@@ -346,13 +454,31 @@ class Completion(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OptionSpec:
+    """One option that a pool or a Pod's annotation may set for this cloud.
+
+    Admission refuses an unknown name and a value that ``pattern`` does not match from end to end; what needs
+    more than that is `Provider.validate`'s to say.
+    """
+
+    name: str
+    meaning: str
+    pattern: str = r".*"
+    default: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
     """What an adapter declares instead of coding. Durations in seconds, rates in calls a second.
 
     ``settle_after_s``: how long after a create's last possible moment of effect the machine may stay out of
-    a complete list. ``replay_for_s``: for how long after the first send the same token is idempotent (None:
-    never send twice). ``list_every_s``: how often a list may begin at most. ``provision_deadline_s``: the
-    longest a create call may take. ``boot_deadline_s``: from accepted to running.
+    a complete list. ``replay_for_s``: for how long after the first send the same token is idempotent, also
+    when the machine that it made has ended meanwhile (None: never send twice). ``list_every_s``: how often a
+    list may begin at most; ``provision_every_s``: the same for creates. ``provision_deadline_s``: the longest
+    that `Provider.provision` may take from call to answer, so the client's time-out of the settling rule.
+    ``boot_deadline_s``: from accepted to running. ``ended_listed_s``: how long a machine that ended by itself
+    stays in the list; None when until it is terminated. ``graceful_stop``: `Provider.stop` reaches the
+    workload; False means that it does nothing, and that no grace need be waited for.
     """
 
     tiers: frozenset[Tier]
@@ -369,13 +495,19 @@ class Traits:
     lists_by_region: bool = False
     needs_accelerator: bool = True
     enforces_egress: bool = False
+    provision_every_s: float = 0.0
+    ended_listed_s: float | None = None
+    graceful_stop: bool = False
+    billing: tuple[BillingRule, ...] = ()
+    options: tuple[OptionSpec, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProviderConfig:
     """How one configured provider is opened. ``options`` come from ``NEBULA_PROVIDERS``; credentials do not.
 
-    ``settle_after_s`` and ``call_timeout_s`` override the adapter's declaration when set (tests, the demo).
+    ``settle_after_s`` and ``call_timeout_s`` override the adapter's declaration when set (tests, the demo);
+    ``call_timeout_s`` then bounds a create, too.
     """
 
     name: str
@@ -391,7 +523,8 @@ class Provider(Protocol):
     """One account of one cloud.
 
     Every method may be called at any time and from many tasks at once. Retries inside an SDK are off, or
-    carry the attempt's token.
+    carry the attempt's token. Credentials are read once, at open: a changed credential is a new open, so that
+    a list and the get that confirms it were answered for one account.
     """
 
     @property
@@ -405,13 +538,20 @@ class Provider(Protocol):
     async def account(self) -> str:
         """The cloud's own id of the account behind our credential.
 
+        Where the cloud names none: its id for a part of ours that only this account can show (a registered
+        key, a template, an App). Making that part again gives another id, and so reads as another account.
+
         Raises:
             CredentialRejected, Unavailable: it cannot be told now.
         """
         ...
 
     def validate(self, workload: Workload) -> str | None:
-        """Why this cloud can never run the workload, naming the field and the fix; None if it can. Pure."""
+        """Why this cloud can never run the workload, naming the field and the fix; None if it can. Pure.
+
+        Egress, options and sizes (environment, arguments, user data) included: what is not refused here and
+        cannot be honoured is a `Rejection` of kind invalid, never left out in silence.
+        """
         ...
 
     async def offers(self) -> Sequence[Offering]:
@@ -437,11 +577,18 @@ class Provider(Protocol):
     ) -> Accepted | Rejection:
         """Send the create, once, carrying the attempt's identity and token; ``avoid`` names refused hosts.
 
-        With an idempotent create, the same attempt answers with the machine that it made before.
+        One request that can cost money, and no waiting before it: the fence was checked just before this
+        call, and whatever is slow belongs into ``prepare``. A create that would be dearer than the ceiling is
+        not sent (`Rejection`, price). A refusal after which something is left at the cloud is not a
+        `Rejection` but `Accepted` with ``unfit``. ``avoid`` is ignored where the cloud names no hosts.
+
+        With an idempotent create, the same attempt answers with the machine that it made before, dead or
+        alive; an adapter compares its identity and tier, since a cloud may answer a replay with a shrug.
 
         Raises:
-            OutcomeUnknown: the order may have been taken.
-            Throttled: it provably was not.
+            OutcomeUnknown: the order may have been taken: whatever broke after the request left, any 5xx,
+                an answer without an id, and our own deadline. Cancelling the call means the same.
+            Throttled: it provably was not; `Unavailable` is not raised here.
         """
         ...
 
@@ -449,7 +596,10 @@ class Provider(Protocol):
         """Every machine of the account, ours or not, one `Round` for each list region.
 
         ``regions`` are those with pools, live claims or rentals; an adapter whose list is global answers one
-        round with region "". A page, region or field that failed makes that round unknown, not shorter.
+        round with region "". A page, region or field that failed makes that round unknown, not shorter; so
+        does an identity that must be read apart and could not be. Every state is listed, ended machines for
+        as long as the cloud keeps them (`Traits.ended_listed_s`). What the create itself would have marked
+        otherwise may be left out where the cloud filters by that mark (a tag's key, an App).
 
         Raises:
             Unavailable, Throttled: nothing is known of any region.
@@ -459,6 +609,9 @@ class Provider(Protocol):
     async def get(self, ref: Ref) -> Machine | None:
         """The machine by id; None when the cloud says that there is no such id (fresh ids may lag).
 
+        None only from the cloud's own "no such machine", never from a 404 of another kind (a proxy, a
+        credential that answers 404).
+
         Raises:
             Unavailable, Throttled: nothing is known.
         """
@@ -466,6 +619,9 @@ class Provider(Protocol):
 
     async def stop(self, ref: Ref, *, grace_s: int) -> None:
         """Ask the workload to end within ``grace_s``; may be repeated; a machine already gone is a success.
+
+        It never parks the machine: a call that frees the GPU and goes on billing a disk, or may start again
+        later, is not used. Where nothing else exists it does nothing (`Traits.graceful_stop`).
 
         Raises:
             Unavailable, Throttled: ask again.
@@ -475,8 +631,10 @@ class Provider(Protocol):
     async def terminate(self, ref: Ref) -> Terminated:
         """Stop paying for the machine. May be repeated; accepted does not mean gone.
 
+        One id a request: clouds fail a whole batch for one bad id. Data that the claim did not create stays.
+
         Raises:
-            Unavailable, Throttled: ask again.
+            Unavailable, Throttled: ask again; "not now" and "locked" of the cloud are `Unavailable` as well.
         """
         ...
 
