@@ -1,0 +1,59 @@
+"""Why a Pod is still gated, in one sentence for its condition and Event, and which reason to count. Pure.
+
+The text depends on the ranking alone, so an unchanged situation gives an unchanged text and no write.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from app.api.reasons import DeferralReason, SkipReason
+from app.placement.rank import Place, Skip
+
+EXAMPLES = 3  # places named for each reason; the decision row has them all
+
+_WORDS = {
+    SkipReason.PROVIDER_UNREGISTERED: "not configured",
+    SkipReason.CAPACITY_TYPE_UNSUPPORTED: "without this capacity type",
+    SkipReason.ACCELERATOR_UNSUPPORTED: "without the accelerator",
+    SkipReason.EGRESS_POLICY_UNSUPPORTED: "unable to enforce the egress policy",
+    SkipReason.BLOCKED: "blocked",
+    SkipReason.PRICE: "too dear",
+    SkipReason.LIMIT: "over the pool's limit",
+    SkipReason.BUDGET: "over budget",
+    SkipReason.LIFETIME: "too short-lived",
+    SkipReason.COMPLETION: "unable to tell the end of the work",
+    SkipReason.REQUEST_UNSUPPORTED: "unable to run the Pod",
+    SkipReason.NODE_UNAVAILABLE: "without an available node",
+    SkipReason.NAMESPACE_NOT_ALLOWED: "closed to the namespace",
+}
+
+
+def deferral_of(places: Sequence[Place]) -> DeferralReason:
+    """Which deferral a ranking without candidate is: blocked if waiting alone can end it."""
+    blocked = any(isinstance(place, Skip) and place.reason is SkipReason.BLOCKED for place in places)
+    return DeferralReason.ALL_BLOCKED if blocked else DeferralReason.NO_CANDIDATE
+
+
+def soonest_expiry(places: Sequence[Place]) -> datetime | None:
+    """When the first blocked place becomes free again."""
+    return min(
+        (place.until for place in places if isinstance(place, Skip) and place.until is not None), default=None
+    )
+
+
+def sentence(places: Sequence[Place]) -> str:
+    """``0 of 3 candidates: 2 blocked until 12:00:05 UTC (modal Spot: capacity; …), 1 not configured (…)``."""
+    skips = [place for place in places if isinstance(place, Skip)]
+    parts = []
+    for reason in dict.fromkeys(skip.reason for skip in skips):
+        parts.append(_part(reason, [skip for skip in skips if skip.reason is reason]))
+    return f"{len(places) - len(skips)} of {len(places)} candidates: {', '.join(parts)}"
+
+
+def _part(reason: SkipReason, skips: Sequence[Skip]) -> str:
+    examples = [f"{skip}: {skip.detail}" if skip.detail else str(skip) for skip in skips[:EXAMPLES]]
+    if len(skips) > EXAMPLES:
+        examples.append("…")
+    until = soonest_expiry(skips)
+    when = f" until {until:%H:%M:%S} UTC" if until else ""
+    return f"{len(skips)} {_WORDS[reason]}{when} ({'; '.join(examples)})"

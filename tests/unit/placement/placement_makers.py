@@ -1,0 +1,117 @@
+"""Makers for the pure core: a test names only what its rule is about."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from app.api.nodepool import NodePoolSpec
+from app.placement.constraints import NodeConstraints, NodeView
+from app.placement.rank import History, Usage, rank
+from app.placement.request import PlacementRequest
+from catalog.offerings import AccountKey, AccountOffers
+from providers.base import Accelerator, Offering, PodUid, Tier, Traits
+
+NOW = datetime(2026, 1, 2, 12, 0, tzinfo=UTC)
+LATER = NOW + timedelta(minutes=5)
+H100X8 = Accelerator(type="h100", count=8)
+BOTH = frozenset(Tier)
+
+
+class ABlock:
+    """A row of table ``block``."""
+
+    def __init__(self, provider: str, **columns: Any) -> None:
+        self.id = columns.get("id", 1)
+        self.provider = provider
+        self.account = columns.get("account", "default")
+        self.accelerator = columns.get("accelerator")
+        self.tier = columns.get("tier")
+        self.region = columns.get("region")
+        self.host = columns.get("host")
+        self.template = columns.get("template")
+        self.kind = columns.get("kind", "capacity")
+        self.expires_at = columns.get("expires_at", LATER)
+
+
+def offers(
+    provider: str, *regions: str, accelerator: Accelerator | None = H100X8, tiers=BOTH, **traits: Any
+) -> AccountOffers:
+    """An account that offers one shape in each region (none given: without regions) and tier."""
+    rows = [
+        Offering(
+            provider=provider,
+            account="default",
+            region=region,
+            tier=tier,
+            accelerator=accelerator,
+            shape=f"shape-{tier}",
+            meters=(),
+        )
+        for region in regions or ("",)
+        for tier in sorted(tiers)
+    ]
+    return AccountOffers(
+        provider=provider,
+        account="default",
+        traits=Traits(tiers=frozenset(tiers), **traits),
+        offerings=tuple(rows),
+    )
+
+
+def view(*accounts: AccountOffers) -> dict[AccountKey, AccountOffers]:
+    return {account.key: account for account in accounts}
+
+
+def a_node(provider: str, **changes: Any) -> NodeView:
+    labels = {"nebula.inftyai.com/provider": provider}
+    return NodeView(**({"name": f"nebula-{provider}", "ready": True, "labels": labels} | changes))
+
+
+def nodes(*providers: str) -> dict[AccountKey, NodeView]:
+    return {(provider, "default"): a_node(provider) for provider in providers}
+
+
+def a_request(**changes: Any) -> PlacementRequest:
+    fields = {
+        "namespace": "team",
+        "name": "pod",
+        "uid": PodUid("pod-uid"),
+        "accelerator": H100X8,
+        "node": NodeConstraints(),
+        "template": "rs-uid/1",
+    }
+    return PlacementRequest(**(fields | changes))
+
+
+def a_pool(*providers: str | dict[str, Any], **changes: Any) -> NodePoolSpec:
+    entries = [{"name": entry} if isinstance(entry, str) else entry for entry in providers]
+    return NodePoolSpec.model_validate(
+        {"providers": entries, "capacityTypes": ["Spot", "OnDemand"]} | changes
+    )
+
+
+def ranked(request=None, *, pool, offerings, nodes, blocks=(), now=NOW):
+    return rank(
+        request or a_request(),
+        pool=pool,
+        offerings=offerings,
+        nodes=nodes,
+        blocks=blocks,
+        usage=Usage(),
+        history=History(),
+        now=now,
+    )
+
+
+def shown(places) -> list[str]:
+    """One short line a place: ``Spot aws us-east-1`` or ``Spot modal - blocked``."""
+    return [
+        " ".join(
+            (
+                place.tier.value,
+                place.provider,
+                "-" if place.region is None else place.region,
+                getattr(place, "reason", ""),
+            )
+        ).strip()
+        for place in places
+    ]

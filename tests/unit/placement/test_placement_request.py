@@ -1,0 +1,115 @@
+"""What is read from a Pod."""
+
+import pytest
+
+from app.placement.request import InvalidRequest, accelerator_of, pool_name, request_of, template_of
+
+TYPE = "nebula.inftyai.com/accelerator-type"
+GPU = "nvidia.com/gpu"
+
+
+def a_container(limit=None, request=None, **changes):
+    resources = {}
+    if limit is not None:
+        resources["limits"] = {GPU: limit}
+    if request is not None:
+        resources["requests"] = {GPU: request}
+    return {"name": "workload", "resources": resources} | changes
+
+
+def a_pod(*containers, labels=None, annotations=None, owners=(), **spec):
+    metadata = {"namespace": "team", "name": "pod", "uid": "u-1", "ownerReferences": list(owners)}
+    return {
+        "metadata": metadata | {"labels": labels or {}, "annotations": annotations or {}},
+        "spec": {"containers": list(containers) or [a_container()]} | spec,
+    }
+
+
+@pytest.mark.parametrize(
+    ("containers", "kind", "wanted"),
+    [
+        ([a_container()], None, None),
+        ([a_container("8")], "h100", "h100:8"),
+        ([a_container()], "H100", "H100:1"),
+        ([a_container(request="2")], "h100", "h100:2"),
+        ([a_container("4", "2")], "h100", "h100:4"),
+        ([a_container("1"), a_container("2")], "h100", "h100:2"),
+        ([a_container("1"), a_container(request="3")], "h100", "h100:3"),
+        ([a_container("0")], None, None),
+        ([a_container(" 2".strip())], " h100 ", "h100:2"),
+        ([a_container("1k")], "h100", "h100:1000"),
+    ],
+    ids=[
+        "cpu",
+        "both",
+        "type-alone",
+        "request",
+        "limit-wins",
+        "maximum",
+        "per-container",
+        "zero",
+        "blanks",
+        "1k",
+    ],
+)
+def test_type_comes_from_the_label_and_count_from_the_containers(containers, kind, wanted):
+    accelerator = accelerator_of(a_pod(*containers, labels={TYPE: kind} if kind else {}))
+
+    assert (str(accelerator) if accelerator else None) == wanted
+
+
+def test_init_containers_are_not_read():
+    pod = a_pod(a_container("1"), labels={TYPE: "h100"}, initContainers=[a_container("8")])
+
+    assert str(accelerator_of(pod)) == "h100:1"
+
+
+@pytest.mark.parametrize(
+    ("limit", "kind", "says"),
+    [
+        ("8", "", "without a type"),
+        ("0", "h100", "at least 1"),
+        ("500m", "h100", "whole"),
+        ("x", "h100", "no quantity"),
+    ],
+)
+def test_a_count_that_cannot_be_meant_is_an_invalid_request(limit, kind, says):
+    with pytest.raises(InvalidRequest, match=says):
+        accelerator_of(a_pod(a_container(limit), labels={TYPE: kind}))
+
+
+def test_an_annotation_that_would_be_ignored_is_an_invalid_request():
+    with pytest.raises(InvalidRequest, match="max-price"):
+        request_of(a_pod(annotations={"cloud.aibrix.ai/max-price": "2"}))
+
+
+def test_an_option_too_long_for_a_claim_is_an_invalid_request():
+    with pytest.raises(InvalidRequest, match="vast-offer-id"):
+        request_of(a_pod(annotations={"cloud.aibrix.ai/vast-offer-id": "x" * 1025}))
+
+
+def test_a_provider_gets_only_the_options_that_name_it():
+    request = request_of(
+        a_pod(
+            annotations={"cloud.aibrix.ai/vast-disk-gb": "40", "cloud.aibrix.ai/runpod-x": "1", "other": "2"}
+        )
+    )
+
+    assert request.options_for("vast") == {"disk-gb": "40"}
+    assert request.options_for("modal") == {}
+
+
+def test_pods_of_one_template_share_its_key_and_another_revision_does_not():
+    owner = {"uid": "rs-1", "controller": True}
+    first = a_pod(owners=[owner], labels={"pod-template-hash": "a"})
+    second = a_pod(owners=[owner], labels={"pod-template-hash": "a"})
+    changed = a_pod(owners=[owner], labels={"pod-template-hash": "b"})
+    bare = a_pod(owners=[{"uid": "somebody"}])
+
+    assert template_of(first) == template_of(second) != template_of(changed)
+    assert template_of(bare) == "u-1"
+
+
+@pytest.mark.parametrize(("labels", "name"), [({}, None), ({"nebula.inftyai.com/nodepool": ""}, None)])
+def test_a_pod_without_a_pool_label_names_none(labels, name):
+    assert pool_name(a_pod(labels=labels)) is name
