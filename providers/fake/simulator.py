@@ -1,0 +1,293 @@
+"""The fake cloud: a plain HTTP JSON API over the engine, a process of its own.
+
+=======  ================================  =====================================================
+GET      /v1/about                         what kind of cloud this is (no credential needed)
+GET      /v1/account                       ``account_id``
+GET      /v1/offers                        ``items``
+POST     /v1/machines                      201 created, 200 the same token again
+GET      /v1/machines?region=&cursor=      ``account_id``, ``total``, ``items``, ``next``
+GET      /v1/machines/{id}?region=         404 with code ``no_such_machine``
+POST     /v1/machines/{id}/stop            202; ``grace_s``
+DELETE   /v1/machines/{id}?region=         202
+=======  ================================  =====================================================
+
+Errors are ``{"error": {"code", "message", "host"?}}``. The container is not run: it "ends" by the scenario,
+or as its environment says, ``FAKE_EXIT_AFTER_S`` seconds after it runs with code ``FAKE_EXIT_CODE``.
+"""
+
+import base64
+import hashlib
+import math
+import sys
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import Any
+
+from starlette.requests import Request
+from starlette.routing import BaseRoute
+
+from providers.base import Tier
+from providers.simulation import command
+from providers.simulation.clock import as_text
+from providers.simulation.engine import Engine, Order, Refusal, Refused
+from providers.simulation.http import Answer, Asked, Front
+from providers.simulation.state import Machine
+
+DEFAULT_SCENARIO = """\
+cloud: fake
+regions: [fake-1]
+offers:
+- {accelerator: H100, counts: [1, 2, 4, 8], usd_per_hour: {Spot: "2.10", OnDemand: "4.20"}}
+- {accelerator: A100, counts: [1, 2, 4, 8], usd_per_hour: {Spot: "0.90", OnDemand: "1.80"}}
+- {accelerator: A100-80GB, counts: [1, 2, 4, 8], usd_per_hour: {Spot: "1.10", OnDemand: "2.20"}}
+- {accelerator: L40S, counts: [1, 2, 4, 8], usd_per_hour: {Spot: "0.60", OnDemand: "1.20"}}
+- {accelerator: L4, counts: [1, 2, 4, 8], usd_per_hour: {Spot: "0.25", OnDemand: "0.50"}}
+- {accelerator: T4, counts: [1, 2, 4, 8], usd_per_hour: {Spot: "0.15", OnDemand: "0.35"}}
+- {usd_per_hour: {Spot: "0.04", OnDemand: "0.10"}}
+"""
+
+_STATUS = {
+    Refusal.CAPACITY: (409, "sold_out"),
+    Refusal.QUOTA: (403, "quota_exceeded"),
+    Refusal.AUTH: (401, "bad_credential"),
+    Refusal.UNSUPPORTED: (422, "not_offered"),
+    Refusal.INVALID: (422, "invalid_request"),
+    Refusal.PRICE: (409, "price_too_high"),
+    Refusal.TOKEN: (409, "token_reused"),
+    Refusal.UNKNOWN_REGION: (404, "no_such_region"),
+    Refusal.NO_SUCH_MACHINE: (404, "no_such_machine"),
+}
+
+
+def run(scenario: Path | None, state: Path, port: int) -> None:
+    """Serve until SIGTERM. Raises what `providers.simulation.command.run` does."""
+    command.run(routes, default=DEFAULT_SCENARIO, scenario_file=scenario, state=state, port=port)
+
+
+def routes(engine: Engine) -> list[BaseRoute]:
+    front, api = Front(engine, _Shape()), _Api(engine)
+    return [
+        front.route("GET", "/v1/about", "about", api.about, needs_credential=False),
+        front.route("GET", "/v1/account", "account", api.account),
+        front.route("GET", "/v1/offers", "offers", api.offers),
+        front.route("POST", "/v1/machines", "create", api.create),
+        front.route("GET", "/v1/machines", "list", api.list),
+        front.route("GET", "/v1/machines/{id}", "get", api.get),
+        front.route("POST", "/v1/machines/{id}/stop", "stop", api.stop),
+        front.route("DELETE", "/v1/machines/{id}", "terminate", api.terminate),
+    ]
+
+
+class _Shape:
+    def about(self, asked: Request, json: Any) -> tuple[str, str]:
+        body = json if isinstance(json, dict) else {}
+        return str(asked.query_params.get("region") or body.get("region") or ""), str(body.get("name") or "")
+
+    def refused(self, error: Refused) -> Answer:
+        status, code = _STATUS[error.reason]
+        detail = {"code": code, "message": error.message}
+        return Answer(status=status, body={"error": detail | ({"host": error.host} if error.host else {})})
+
+    def error_body(self, message: str) -> Answer:
+        return Answer(body={"error": {"code": "internal", "message": message}})
+
+    def throttled(self, retry_after_s: float | None) -> Answer:
+        headers = {} if retry_after_s is None else {"Retry-After": f"{retry_after_s:g}"}
+        return Answer(
+            status=429, body={"error": {"code": "throttled", "message": "too many calls"}}, headers=headers
+        )
+
+
+class _Api:
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def about(self, _asked: Asked) -> Answer:
+        facts, life = self._engine.scenario, self._engine.life
+        settle_s = facts.lag.list_create_s + 10 if facts.settle_after_s is None else facts.settle_after_s
+        return Answer(
+            body={
+                "cloud": facts.cloud,
+                "tiers": sorted(facts.tiers),
+                "regions": list(facts.regions),
+                "lists_by_region": facts.lists_by_region,
+                "idempotent_for_s": facts.idempotent_for_s,
+                "settle_after_s": settle_s,
+                "list_every_s": facts.list_every_s,
+                "calls_per_s": facts.calls_per_s,
+                "completion": facts.completion,
+                "boot_s": life.queue_s + life.boot_s,
+                "max_lifetime_s": life.max_s,
+                "needs_accelerator": all(offer.accelerator for offer in facts.offers),
+            }
+        )
+
+    def account(self, asked: Asked) -> Answer:
+        return Answer(body={"account_id": self._account(asked)})
+
+    def offers(self, _asked: Asked) -> Answer:
+        items = [
+            {
+                "region": region,
+                "tier": tier,
+                "accelerator": offer.accelerator,
+                "count": count,
+                "shape": f"{offer.accelerator.lower() if offer.accelerator else 'cpu'}x{count}",
+                "meters": _meters(meters),
+            }
+            for region, tier, offer, count, meters in self._engine.offers()
+        ]
+        return Answer(body={"items": items})
+
+    def create(self, asked: Asked) -> Answer:
+        order = _order(asked)
+        phantom = asked.fault("phantom") is not None
+        made = self._engine.create(order, now=asked.now, phantom=phantom)
+        status = 200 if made.replayed else 201
+        reserved = made.machine.state != "queued" and not phantom
+        return Answer(status=status, body=self._machine(made.machine, asked.now) | {"reserved": reserved})
+
+    def list(self, asked: Asked) -> Answer:
+        engine = self._engine
+        region = self._region(asked)
+        machines = engine.listed(now=asked.now, region=region, account=self._account(asked))
+        if hide := asked.fault("hide"):
+            oldest = math.inf if hide.age_s is None else hide.age_s * 1e6
+            machines = [machine for machine in machines if asked.now - machine.created_at >= oldest]
+        total = len(machines)
+        if cut := asked.fault("truncate") or asked.fault("shrink"):
+            machines = machines[: cut.keep]
+            total = len(machines) if cut.kind == "shrink" else max(total, cut.keep + 1)
+        after = _after(asked)
+        size = min(int(asked.query.get("limit", engine.scenario.page_size)), engine.scenario.page_size)
+        rest = [machine for machine in machines if machine.number > after]
+        page = rest[:size]
+        more = len(rest) > size
+        if asked.fault("repeat_page"):
+            more, cursor = True, after
+        else:
+            cursor = page[-1].number if page else after
+        body: dict[str, Any] = {
+            "items": [self._machine(machine, asked.now, listed=True) for machine in page],
+            "next": _cursor(cursor) if more else None,
+        }
+        if not asked.fault("missing_total"):
+            body |= {"account_id": self._account(asked), "total": total}
+        return Answer(body=body)
+
+    def get(self, asked: Asked) -> Answer:
+        machine = self._engine.get(asked.path["id"], now=asked.now, region=self._region(asked))
+        if machine is None or asked.fault("hide") or machine.account != self._account(asked):
+            raise Refused(Refusal.NO_SUCH_MACHINE, "there is no such machine")
+        return Answer(body=self._machine(machine, asked.now))
+
+    def stop(self, asked: Asked) -> Answer:
+        grace_s = float((asked.json or {}).get("grace_s", 0))
+        if not self._engine.stop(
+            asked.path["id"], now=asked.now, grace_s=grace_s, region=self._region(asked)
+        ):
+            raise Refused(Refusal.NO_SUCH_MACHINE, "there is no such machine")
+        return Answer(status=202, body={})
+
+    def terminate(self, asked: Asked) -> Answer:
+        if not self._engine.terminate(asked.path["id"], now=asked.now, region=self._region(asked)):
+            raise Refused(Refusal.NO_SUCH_MACHINE, "there is no such machine")
+        return Answer(status=202, body={})
+
+    def _region(self, asked: Asked) -> str | None:
+        """The region a call is for; None where calls are not regional."""
+        facts, region = self._engine.scenario, asked.query.get("region")
+        if region is not None and region not in (facts.regions or ("",)):
+            raise Refused(Refusal.UNKNOWN_REGION, f"there is no region {region!r}")
+        if region is None and facts.lists_by_region:
+            raise Refused(Refusal.INVALID, "region must be given")
+        return region
+
+    def _account(self, asked: Asked) -> str:
+        own = self._engine.scenario.account
+        return f"{own}-other" if asked.fault("foreign") else own
+
+    def _machine(self, machine: Machine, now: int, *, listed: bool = False) -> dict[str, Any]:
+        state = self._engine.shown_state(machine, now=now, listed=listed)
+        completion = self._engine.scenario.completion
+        end = None
+        if machine.end_reason and state in ("exited", "ending", "gone") and completion != "never":
+            end = {
+                "reason": machine.end_reason,
+                "message": machine.end_message,
+                "at": as_text(machine.ended_at),
+                "exit_code": machine.exit_code if completion == "code" else None,
+            }
+        number = machine.number % 65_025
+        address = f"198.18.{number // 255}.{number % 255 + 1}"
+        return {
+            "id": machine.id,
+            "name": machine.name,
+            "region": machine.region,
+            "tier": machine.tier,
+            "accelerator": machine.accelerator,
+            "count": machine.count,
+            "shape": machine.shape,
+            "state": "running" if completion == "never" and state == "exited" else state,
+            "created_at": as_text(machine.created_at),
+            "started_at": as_text(machine.since("running")),
+            "address": address if state == "running" else None,
+            "host": machine.host,
+            "meters": _meters(machine.rates[-1][1]) if state in self._engine.scenario.billing.states else [],
+            "end": end,
+        }
+
+
+def _order(asked: Asked) -> Order:
+    body = asked.json
+    if not isinstance(body, dict):
+        raise Refused(Refusal.INVALID, "the body must be a JSON object")
+    env = body.get("env") or {}
+    try:
+        ceiling = body.get("max_usd_per_hour")
+        return Order(
+            name=body["name"],
+            region=body.get("region") or "",
+            tier=Tier(body["tier"]),
+            accelerator=body.get("accelerator"),
+            count=int(body.get("count", 1)),
+            token=body.get("token"),
+            image=body.get("image", ""),
+            command=tuple(body.get("command") or ()),
+            args=tuple(body.get("args") or ()),
+            env_names=tuple(env),
+            disk_gib=body.get("disk_gib"),
+            ceiling_usd_per_hour=None if ceiling is None else Decimal(ceiling),
+            avoid_hosts=frozenset(body.get("avoid_hosts") or ()),
+            exit_after_s=_number(env, "FAKE_EXIT_AFTER_S"),
+            exit_code=None if (code := _number(env, "FAKE_EXIT_CODE")) is None else int(code),
+            digest=hashlib.sha256(asked.body).hexdigest(),
+        )
+    except (KeyError, ValueError, TypeError, InvalidOperation) as error:
+        raise Refused(Refusal.INVALID, f"the order cannot be read: {error}") from error
+
+
+def _number(env: dict[str, str], name: str) -> float | None:
+    return None if env.get(name) in (None, "") else float(env[name])
+
+
+def _meters(meters: list[tuple[str, str, str | None]]) -> list[dict[str, str | None]]:
+    return [{"kind": kind, "quantity": quantity, "usd": usd} for kind, quantity, usd in meters]
+
+
+def _cursor(number: int) -> str:
+    return base64.urlsafe_b64encode(f"after:{number}".encode()).decode()
+
+
+def _after(asked: Asked) -> int:
+    cursor = asked.query.get("cursor")
+    if not cursor:
+        return 0
+    try:
+        return int(base64.urlsafe_b64decode(cursor).decode().removeprefix("after:"))
+    except ValueError as error:
+        raise Refused(Refusal.INVALID, "the cursor is not one of ours") from error
+
+
+if __name__ == "__main__":
+    sys.exit(command.main(run))
