@@ -35,6 +35,7 @@ class Account:
     budget: CallBudget
     settle_after_s: float
     call_timeout_s: float
+    provision_timeout_s: float
 
     @property
     def key(self) -> tuple[str, str]:
@@ -128,6 +129,9 @@ class Accounts:
             if self.settings.settle_after_s is None
             else self.settings.settle_after_s,
             call_timeout_s=traits.call_timeout_s
+            if self.settings.call_timeout_s is None
+            else self.settings.call_timeout_s,
+            provision_timeout_s=traits.provision_deadline_s
             if self.settings.call_timeout_s is None
             else self.settings.call_timeout_s,
         )

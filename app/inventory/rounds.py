@@ -21,7 +21,7 @@ from app.inventory.accounts import Account, Accounts
 from app.inventory.budget import Urgency
 from app.inventory.identity import Identity, parse
 from app.settings import Settings
-from providers.base import ClaimUid, Machine, MachineState, ProviderError, Ref, ResourceId, Round, Throttled
+from providers.base import ClaimUid, Machine, ProviderError, Ref, ResourceId, Round, Throttled
 
 log = structlog.get_logger()
 
@@ -187,9 +187,11 @@ class Inventory:
     async def run(self) -> None:
         """Poll until cancelled, each account at its own pace."""
         async with asyncio.TaskGroup() as tasks:
-            self._accounts.on_open(
-                lambda account: tasks.create_task(self._poll(account), name=f"poll-{account.name}") and None
-            )
+
+            def begin(account: Account) -> None:
+                tasks.create_task(self._poll(account), name=f"poll-{account.name}")
+
+            self._accounts.on_open(begin)
             await asyncio.Event().wait()
 
     def _event(self, key: AccountKey) -> asyncio.Event:
@@ -212,8 +214,6 @@ class Inventory:
             busy = bool(self._busy.get(account.key))
             pace = self._settings.list_busy_s if busy else self._settings.list_rest_s
             left = began + max(account.traits.list_every_s, pace) - self._clock()
-            if self._settings.profile == "fast":
-                left = began + pace - self._clock()
             if left <= 0:
                 return
             if busy:
@@ -305,7 +305,7 @@ class Inventory:
             except (ProviderError, TimeoutError) as error:
                 return f"{len(vanished)} of {len(state.ours)} machines missing, and a probe failed: {error}"
             if machine is not None and machine.exists:
-                return f"{len(vanished)} of {len(state.ours)} machines missing, but {known.ref.resource_id} is there"
+                return f"{len(vanished)} of {len(state.ours)} missing, but {known.ref.resource_id} is there"
         return None
 
     def _remember(self, machine: Machine, identity: Identity, place: Place, at: float) -> None:
@@ -316,8 +316,10 @@ class Inventory:
             if at >= known.shown_at:  # a get may have overtaken the list
                 known.machine, known.place, known.shown_at = machine, place, at
             return
-        if not machine.exists:
-            return  # history of a machine that this process has no question about
+        if not machine.exists and identity.claim_uid not in self._busy.get(
+            (place.provider, place.account), ()
+        ):
+            return  # history of a machine that nobody has a question about
         self._known[key] = Known(
             machine=machine, identity=identity, place=place, first_shown_at=at, shown_at=at
         )
@@ -330,8 +332,3 @@ def _key(ref: Ref) -> tuple[str, str, ResourceId]:
 
 def _all_unknown(regions: Iterable[str], why: str) -> list[Round]:
     return [Round(region=region, account_id=None, machines=(), unknown=why) for region in sorted(regions)]
-
-
-def is_running(machine: Machine) -> bool:
-    """Reachable now, as the cloud says."""
-    return machine.state is MachineState.RUNNING

@@ -1,0 +1,212 @@
+"""What renting and releasing share: the rooms they stand on, the lives, and the two ways to a cloud.
+
+One `Core` a replica. Nothing in it outlives the process but what the rows say.
+"""
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from decimal import Decimal
+from typing import Any
+
+import orjson
+import structlog
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from app.inventory.accounts import Account, Accounts
+from app.inventory.budget import Urgency
+from app.inventory.rounds import AccountKey, Inventory, Known, Place
+from app.provisioning.lives import Life
+from app.provisioning.model import ClaimSpec, Leadership
+from app.settings import Settings
+from app.store import rentals
+from app.store.engine import begin
+from app.store.installation import hold
+from app.store.rentals import RunFacts
+from catalog.offerings import Offerings
+from providers.base import (
+    ClaimUid,
+    Machine,
+    Meter,
+    Offering,
+    ProviderError,
+    Ref,
+    Terminated,
+    Throttled,
+    Workload,
+    usd_per_hour,
+)
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class Core:
+    """The parts, and what this process knows of each claim."""
+
+    accounts: Accounts
+    inventory: Inventory
+    offerings: Offerings
+    engine: AsyncEngine
+    settings: Settings
+    installation: str
+    leadership: Leadership
+    clock: Callable[[], float] = time.monotonic
+    lives: dict[ClaimUid, Life] = field(default_factory=dict)
+    listeners: list[Callable[[ClaimUid], None]] = field(default_factory=list)
+    facts: asyncio.Queue[dict[str, Any]] = field(default_factory=asyncio.Queue)
+    recorded_sequence: int = 0
+    # The cloud's own id of the account that open runs are in; None until the store has told.
+    recorded_accounts: dict[AccountKey, str] | None = None
+
+    def life(self, claim: ClaimSpec) -> Life:
+        """What is known of the claim; the newest spec wins, since only its status part can differ."""
+        life = self.lives.get(claim.uid)
+        if life is None:
+            life = self.lives[claim.uid] = Life(claim=claim)
+        life.claim = claim
+        return life
+
+    def notify(self, uid: ClaimUid) -> None:
+        for listener in self.listeners:
+            listener(uid)
+
+    def epoch(self) -> int | None:
+        """Our epoch, if we may write with it at this moment."""
+        return self.leadership.epoch if self.leadership.valid() else None
+
+    def backoff(self, life: Life) -> float:
+        """The next wait for this claim: doubling from the base to the most."""
+        wait_s = min(self.settings.backoff_max_s, self.settings.backoff_base_s * 2.0 ** min(life.tries, 16))
+        life.tries += 1
+        return wait_s
+
+    def places(self, claim: ClaimSpec, regions: set[str]) -> list[Place] | None:
+        """Where machines of these regions would be listed; None while the account is not open."""
+        places = {self.inventory.place(claim.key, region) for region in regions}
+        return None if None in places else sorted((place for place in places if place), key=str)
+
+    async def adopt(self, life: Life, known: Known, *, epoch: int) -> str | None:
+        """Record a machine that a round has shown; the rental's state after it."""
+        claim, machine = life.claim, known.machine
+        facts = RunFacts(
+            attempt=known.identity.attempt,
+            resource_id=machine.ref.resource_id,
+            region=machine.ref.region,
+            account_id=self.account_id(claim),
+            meters=meters_json(machine.meters),
+            usd_per_hour=usd_per_hour(machine.meters),
+            accepted=False,
+            seen=True,
+            provider_created_at=machine.created_at,
+        )
+        async with begin(self.engine) as conn:
+            state, main = await rentals.record(conn, claim.columns(), facts, outcome="found", epoch=epoch)
+        if main == machine.ref.resource_id:
+            life.ref, life.machine, life.identity = machine.ref, machine, machine.identity
+        life.state = state
+        log.info(
+            "machine found",
+            resource=machine.ref.resource_id,
+            state=state,
+            extra=main != machine.ref.resource_id,
+        )
+        self.notify(claim.uid)
+        return state
+
+    def recorded_account(self, key: AccountKey) -> str | None:
+        """For the inventory: the account that an answer must come from; "" when nothing is recorded."""
+        return None if self.recorded_accounts is None else self.recorded_accounts.get(key, "")
+
+    def account_id(self, claim: ClaimSpec) -> str | None:
+        account = self.accounts.get(claim.key)
+        return account.account_id if account else None
+
+    async def terminate(self, life: Life, account: Account, ref: Ref) -> Terminated | None:
+        """Ask once more for the machine's end; None when the cloud did not take the request."""
+        await account.budget.take(Urgency.TERMINATE)
+        began = self.clock()
+        try:
+            async with asyncio.timeout(account.call_timeout_s):
+                answer = await account.provider.terminate(ref)
+        except Throttled as error:
+            account.budget.pause(error.retry_after_s)
+            return None
+        except (ProviderError, TimeoutError) as error:
+            log.warning(
+                "terminate failed", resource=ref.resource_id, error=str(error) or type(error).__name__
+            )
+            return None
+        self.inventory.expect_end(ref)
+        log.info(
+            "terminate", resource=ref.resource_id, answer=answer.value, took_s=round(self.clock() - began, 3)
+        )
+        return answer
+
+    async def get(self, account: Account, ref: Ref) -> Machine | None:
+        """The machine by id, None when the cloud says there is none (history included).
+
+        Raises:
+            ProviderError: nothing is known.
+        """
+        await account.budget.take(Urgency.TERMINATE)
+        try:
+            async with asyncio.timeout(account.call_timeout_s):
+                machine = await account.provider.get(ref)
+        except Throttled as error:
+            account.budget.pause(error.retry_after_s)
+            raise
+        except TimeoutError as error:
+            raise ProviderError(f"get {ref.resource_id}: no answer") from error
+        if machine is not None:
+            self.inventory.learn(machine)
+        return machine if machine is not None and machine.exists else None
+
+    async def suspect(self, sequence: int, why: str) -> None:
+        """Hold every sweep if the rows do not reach up to a sequence number that exists outside."""
+        if sequence <= self.recorded_sequence:
+            return
+        async with begin(self.engine) as conn:
+            self.recorded_sequence = await rentals.highest_sequence(conn)
+            if sequence > self.recorded_sequence:
+                await hold(conn, f"{why} carries attempt {sequence}, our highest is {self.recorded_sequence}")
+                log.error("the store has lost rows: sweeps are held", sequence=sequence, seen=why)
+                self.recorded_sequence = sequence  # said once
+
+
+def meters_json(meters: tuple[Meter, ...]) -> list[dict[str, str | None]]:
+    """Meters as stored: exact decimals as strings."""
+    return [
+        {
+            "kind": meter.kind.value,
+            "quantity": str(meter.quantity),
+            "usd": None if meter.usd is None else str(meter.usd),
+        }
+        for meter in meters
+    ]
+
+
+def request_hash(claim: ClaimSpec, workload: Workload, offering: Offering) -> str:
+    """A digest of the exact request: a replay must be byte-identical, secrets included."""
+    body = orjson.dumps(
+        {
+            "workload": asdict(workload),
+            "shape": offering.shape,
+            "region": claim.region,
+            "tier": claim.tier.value,
+            "options": dict(claim.options),
+        },
+        option=orjson.OPT_SORT_KEYS,
+        default=_plain,
+    )
+    return hashlib.sha256(body).hexdigest()
+
+
+def _plain(value: object) -> Any:
+    if isinstance(value, Decimal):
+        return str(value)
+    if isinstance(value, tuple):
+        return list(value)
+    raise TypeError(type(value).__name__)

@@ -1,0 +1,339 @@
+"""What rounds mean for rentals: facts of runs, adoption, extras, machines gone, claims gone. Design rule 9.
+
+Rounds call in synchronously and only queue claims; the work is done claim by claim. Whatever fails is looked
+at again at the next round, so nothing here retries by itself.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from app.inventory.accounts import Account
+from app.inventory.rounds import Judged, Known
+from app.provisioning.core import Core
+from app.provisioning.lives import Life, claim_from_columns
+from app.provisioning.model import ClaimPort, ClaimSpec, ClaimUnreadable, Release, Released
+from app.store import rentals
+from app.store.engine import StoreUnavailable, begin
+from app.store.installation import held
+from providers.base import ClaimUid, Machine, MachineState, ProviderError, Ref, Tier
+
+log = structlog.get_logger()
+FACTS_EVERY_S = 0.05
+LATE_REASON = "machine without a claim"
+
+
+class Follower:
+    """Turns judged rounds into rows and work. ``release`` is `Releaser.release`."""
+
+    def __init__(
+        self, core: Core, *, port: ClaimPort, release: Callable[..., "asyncio.Future[Release]"]
+    ) -> None:
+        self._core, self._port, self._release = core, port, release
+        self._due: asyncio.Queue[ClaimUid] = asyncio.Queue()
+        self._queued: set[ClaimUid] = set()
+        core.inventory.on_round(self.take)
+
+    def take(self, judged: Judged) -> None:
+        """A round was judged: note facts, wake callers, queue the claims that need work."""
+        core = self._core
+        key = (judged.place.provider, judged.place.account)
+        for uid in judged.claims:
+            life = core.lives.get(uid)
+            known = core.inventory.of_claim(uid)
+            for machine in known:
+                self._note(machine.machine, life)
+            if life is None or life.state != "live" or any(machine.ref != life.ref for machine in known):
+                self._queue(uid)
+            if life is not None:
+                self._project(life)
+        if judged.unknown is None:
+            for uid, life in core.lives.items():
+                if life.key != key:
+                    continue
+                if life.waiting:
+                    core.notify(uid)
+                if life.state == "live" and not life.gone and uid not in judged.claims:
+                    self._queue(uid)
+
+    def _project(self, life: Life) -> None:
+        """Show the newest sight of the recorded machine; tell only of differences."""
+        if life.ref is None:
+            return
+        known = self._core.inventory.known(life.ref)
+        if known is None or known.machine == life.machine:
+            return
+        life.machine = known.machine
+        if known.machine.state is not MachineState.QUEUED:
+            life.reserved = True
+        if known.machine.state in (MachineState.RUNNING, MachineState.EXITED, MachineState.GONE):
+            self._core.inventory.settle(life.key, life.claim.uid)
+        else:
+            self._core.inventory.stir(life.key, life.claim.uid)
+        self._core.notify(life.claim.uid)
+
+    def _note(self, machine: Machine, life: Life | None) -> None:
+        """Queue the run's new facts, once for each difference."""
+        end = machine.end
+        facts = (machine.state, machine.created_at, machine.started_at, end)
+        if life is not None:
+            if life.noted.get(machine.ref.resource_id) == facts:
+                return
+            life.noted[machine.ref.resource_id] = facts
+        self._core.facts.put_nowait(_row(machine.ref, machine, gone=False))
+
+    def _queue(self, uid: ClaimUid) -> None:
+        if uid not in self._queued:
+            self._queued.add(uid)
+            self._due.put_nowait(uid)
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._write_facts(), name="run-facts")
+            tasks.create_task(self._keep(), name="rentals-without-claim")
+            for n in range(4):
+                tasks.create_task(self._work(), name=f"follow-{n}")
+
+    async def _work(self) -> None:
+        while True:
+            uid = await self._due.get()
+            self._queued.discard(uid)
+            with structlog.contextvars.bound_contextvars(claim_uid=uid):
+                try:
+                    await self._tend(uid)
+                except (StoreUnavailable, ClaimUnreadable, ProviderError) as error:
+                    log.info("left for the next round", error=str(error))
+                except Exception:
+                    log.exception("tending a claim's machines failed")
+
+    async def _tend(self, uid: ClaimUid) -> None:
+        core = self._core
+        epoch = core.epoch()
+        if epoch is None:
+            return
+        known = core.inventory.of_claim(uid)
+        for machine in known:
+            await core.suspect(machine.identity.sequence, f"machine {machine.ref.resource_id}")
+        life = core.lives.get(uid)
+        if life is None or life.state is None:
+            await self._stranger(uid, known, epoch)
+        elif life.state == "open":
+            if known and not life.renting.locked():
+                async with life.renting:
+                    if life.state == "open":
+                        await core.adopt(life, known[0], epoch=epoch)
+        elif life.state == "live":
+            for machine in known:
+                if machine.ref != life.ref:
+                    await self._end_extra(life, machine, epoch)
+            await self._check_gone(life)
+        elif life.state == "ended":
+            for machine in known:
+                await self._end_extra(life, machine, epoch)
+
+    async def _stranger(self, uid: ClaimUid, known: list[Known], epoch: int) -> None:
+        """Machines of a claim this process has not met: forgotten by the rows, or met by nobody yet."""
+        core = self._core
+        async with begin(core.engine) as conn:
+            state = (await rentals.states(conn, [uid])).get(uid)
+            sweeps_held = await held(conn)
+        if not known:
+            return
+        life = core.lives.get(uid)
+        if state is not None:
+            if life is not None:
+                life.state = state
+            elif state == "ended":
+                life = core.life(_unknown_claim(uid, known[0]))
+                life.state = "ended"
+                for machine in known:
+                    await self._end_extra(life, machine, epoch)
+            return
+        if await self._port.find(uid):
+            core.notify(uid)  # its own room will come to it, by the claim's mark
+            return
+        if sweeps_held:
+            log.warning(
+                "a machine of a claim that is gone is left: sweeps are held", machine=known[0].ref.resource_id
+            )
+            return
+        log.warning("a machine whose claim is gone and forgotten", machine=known[0].ref.resource_id)
+        await self._release(_unknown_claim(uid, known[0]), port=self._port, reason=LATE_REASON)
+
+    async def _end_extra(self, life: Life, extra: Known, epoch: int) -> None:
+        """End a machine beside the recorded one, or one that came after the end, until it is gone."""
+        core = self._core
+        account = core.accounts.get(life.key)
+        if account is None:
+            return
+        resource_id = extra.ref.resource_id
+        asked = life.terminated.get(resource_id)
+        if asked is None:
+            await core.adopt(life, extra, epoch=epoch)
+            log.warning("an extra machine is ended", resource=resource_id, state=life.state)
+        if extra.machine.exists and (asked is None or core.clock() - asked > core.settings.backoff_max_s):
+            if await core.terminate(life, account, extra.ref) is not None:
+                life.terminated[resource_id] = core.clock()
+            return
+        if asked is not None and await self._proven_gone(account, extra.ref, after=asked, later=asked):
+            self._gone(life, extra.ref)
+
+    async def _check_gone(self, life: Life) -> None:
+        """A recorded machine that two complete lists do not show, nor a get: it is over."""
+        core = self._core
+        account = core.accounts.get(life.key)
+        if account is None or life.ref is None or life.gone:
+            return
+        known = core.inventory.known(life.ref)
+        if known is not None and not known.machine.exists:
+            if await core.get(account, life.ref) is None:
+                self._gone(life, life.ref)
+            return
+        after = life.rented_at if known is None else known.shown_at
+        if after is None:  # recorded by an earlier process and never shown to this one
+            life.rented_at = after = core.clock()
+        # What was never shown may still be on its way into the list.
+        later = after if known is not None else after + account.settle_after_s
+        if await self._proven_gone(account, life.ref, after=after, later=later):
+            self._gone(life, life.ref)
+
+    async def _proven_gone(self, account: Account, ref: Ref, *, after: float, later: float) -> bool:
+        core = self._core
+        place = core.inventory.place(account.key, ref.region)
+        if place is None:
+            return False
+        earlier = core.inventory.two_complete(place, first_after=after, later_after=later)
+        known = core.inventory.known(ref)
+        if earlier is None or (known is not None and known.machine.exists and known.shown_at >= earlier):
+            return False
+        return await core.get(account, ref) is None
+
+    def _gone(self, life: Life, ref: Ref) -> None:
+        core = self._core
+        known = core.inventory.known(ref)
+        core.facts.put_nowait(_row(ref, known.machine if known else None, gone=True))
+        core.inventory.forget(ref)
+        log.info("machine gone", resource=ref.resource_id, claim=life.claim.name)
+        if ref == life.ref:
+            life.gone = True
+            core.inventory.settle(life.key, life.claim.uid)
+            core.notify(life.claim.uid)
+
+    # --- facts and leftovers ---
+
+    async def _write_facts(self) -> None:
+        core = self._core
+        waiting: dict[tuple[str, str, str], dict[str, object]] = {}
+        while True:
+            if not waiting:
+                _merge(waiting, await core.facts.get())
+            await asyncio.sleep(FACTS_EVERY_S)  # what arrives meanwhile goes in the same statement
+            while not core.facts.empty():
+                _merge(waiting, core.facts.get_nowait())
+            try:
+                async with begin(core.engine) as conn:
+                    await rentals.observe(conn, list(waiting.values()))
+            except StoreUnavailable:
+                await asyncio.sleep(core.settings.backoff_base_s)
+            else:
+                waiting.clear()
+
+    async def _keep(self) -> None:
+        """Load what earlier leaders left, then release every rental whose claim a live GET says is gone."""
+        core = self._core
+        while True:
+            try:
+                if core.epoch() is not None:
+                    await self._load()
+                    for life in list(core.lives.values()):
+                        if life.state in ("open", "live", "ending") and not life.releasing.locked():
+                            await self._keep_one(life)
+            except (StoreUnavailable, ClaimUnreadable) as error:
+                log.info("rentals not checked", error=str(error))
+            except Exception:
+                log.exception("checking rentals failed")
+            await asyncio.sleep(core.settings.list_rest_s)
+
+    async def _load(self) -> None:
+        core = self._core
+        async with begin(core.engine) as conn:
+            rows = await rentals.load_not_ended(conn)
+            core.recorded_accounts = await rentals.open_run_accounts(conn)
+        for row in rows:
+            if row.claim_uid in core.lives and core.lives[row.claim_uid].state is not None:
+                continue
+            claim = claim_from_columns(dict(row.values))
+            life = core.lives.get(row.claim_uid) or core.life(claim)
+            life.state = row.state
+            if row.resource_id is not None:
+                life.ref = Ref(
+                    provider=claim.provider,
+                    account=claim.account,
+                    region=row.resource_region or "",
+                    resource_id=row.resource_id,
+                )
+                self._project(life)
+            if row.state != "live" or not row.running:
+                core.inventory.stir(claim.key, claim.uid)
+
+    async def _keep_one(self, life: Life) -> None:
+        if await self._port.look(life.claim) is not None:
+            return
+        with structlog.contextvars.bound_contextvars(claim=life.claim.name):
+            log.info("releasing a rental whose claim is gone")
+            release = await self._release(life.claim, port=self._port, reason="claim gone")
+            if isinstance(release, Released):
+                self._core.lives.pop(life.claim.uid, None)
+
+
+def _row(ref: Ref, machine: Machine | None, *, gone: bool) -> dict[str, object]:
+    end = machine.end if machine else None
+    state = machine.state if machine else None
+    return {
+        "provider": ref.provider,
+        "account": ref.account,
+        "resource_id": ref.resource_id,
+        "running": state is MachineState.RUNNING,
+        "exited": end is not None or state in (MachineState.EXITED, MachineState.GONE),
+        "gone": gone,
+        "provider_created_at": machine.created_at if machine else None,
+        "provider_started_at": machine.started_at if machine else None,
+        "provider_ended_at": end.at if end else None,
+        "end_reason": end.reason.value if end else None,
+        "exit_code": end.exit_code if end else None,
+    }
+
+
+def _merge(waiting: dict[tuple[str, str, str], dict[str, object]], row: dict[str, object]) -> None:
+    """One row a machine in a batch: a later fact joins an earlier one, and takes nothing from it."""
+    key = (str(row["provider"]), str(row["account"]), str(row["resource_id"]))
+    old = waiting.get(key)
+    if old is not None:
+        row = {
+            name: row[name] or old[name] if name != "exit_code" else _first(row[name], old[name])
+            for name in row
+        }
+    waiting[key] = row
+
+
+def _first(new: object, old: object) -> object:
+    return old if new is None else new
+
+
+def _unknown_claim(uid: ClaimUid, known: Known) -> ClaimSpec:
+    """The little that a machine tells of a claim that nobody remembers."""
+    return ClaimSpec(
+        uid=uid,
+        name="",
+        pod_namespace="",
+        pod_name="",
+        pod_uid="",
+        pool="",
+        provider=known.ref.provider,
+        account=known.ref.account,
+        region=known.ref.region,
+        tier=Tier.ON_DEMAND,
+        accelerator=None,
+    )

@@ -1,0 +1,66 @@
+"""What this process knows of each claim's machine: a cache of rows and rounds, never the judge of either."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from app.inventory.rounds import AccountKey
+from app.provisioning.model import ClaimSpec, View
+from providers.base import Accelerator, Accepted, ClaimUid, Machine, Ref, ResourceId, Tier, usd_per_hour
+
+
+@dataclass(slots=True)
+class Life:
+    """One claim. Moments are monotonic seconds; ``rented_at`` is None when it was before this process."""
+
+    claim: ClaimSpec
+    state: str | None = None
+    ref: Ref | None = None
+    identity: str | None = None
+    reserved: bool = True
+    quoted: Accepted | None = None
+    rented_at: float | None = None
+    machine: Machine | None = None
+    gone: bool = False
+    look_from: float | None = None
+    tries: int = 0
+    waiting: bool = False
+    terminated: dict[ResourceId, float] = field(default_factory=dict)
+    noted: dict[ResourceId, tuple[object, ...]] = field(default_factory=dict)
+    renting: asyncio.Lock = field(default_factory=asyncio.Lock)
+    releasing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def key(self) -> AccountKey:
+        return self.claim.key
+
+    def view(self) -> View:
+        price = usd_per_hour(self.quoted.meters) if self.quoted else None
+        if self.machine is not None and self.machine.meters:
+            price = usd_per_hour(self.machine.meters)
+        return View(
+            state=self.state,
+            ref=self.ref,
+            machine=self.machine,
+            reserved=self.reserved,
+            gone=self.gone,
+            identity=self.identity,
+            usd_per_hour=price,
+        )
+
+
+def claim_from_columns(values: dict[str, str]) -> ClaimSpec:
+    """A claim rebuilt from its rental row, for release when the object is gone."""
+    kind, _, count = values["accelerator"].rpartition(":")
+    return ClaimSpec(
+        uid=ClaimUid(values["claim_uid"]),
+        name=values["claim_name"],
+        pod_namespace=values["pod_namespace"],
+        pod_name=values["pod_name"],
+        pod_uid=values["pod_uid"],
+        pool=values["pool"],
+        provider=values["provider"],
+        account=values["account"],
+        region=values["region"],
+        tier=Tier(values["tier"]),
+        accelerator=Accelerator(type=kind, count=int(count)) if kind else None,
+    )

@@ -1,0 +1,282 @@
+"""`release`: no machine of this claim exists any more, and none can appear by our doing. Design section 5.
+
+It never sends a create. It commits ``ending`` before its first call, so that no sender can pass the fence
+afterwards; then it ends what is known, looks for what may be, and only says ``Released`` after both.
+"""
+
+import structlog
+
+from app.inventory.accounts import Account
+from app.inventory.identity import parse
+from app.inventory.rounds import Known
+from app.provisioning.core import Core
+from app.provisioning.lives import Life
+from app.provisioning.model import (
+    ClaimPort,
+    ClaimSpec,
+    ClaimUnreadable,
+    LiveClaim,
+    Release,
+    Released,
+    Releasing,
+    Why,
+)
+from app.provisioning.steps import reach
+from app.store import rentals
+from app.store.engine import StoreUnavailable, begin
+from app.store.rentals import Rows, RunRow
+from providers.base import ProviderError, Ref, ResourceId, Terminated
+
+log = structlog.get_logger()
+NO_ROWS = Rows(
+    state=None,
+    resource_id=None,
+    resource_region=None,
+    attempts=(),
+    runs=(),
+    epoch=0,
+    next_sequence=0,
+    avoid_hosts=frozenset(),
+)
+
+
+class Releaser:
+    """Works on one claim at a time for each claim, beside `Renter`: the rows keep them apart."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    async def release(self, claim: ClaimSpec, *, port: ClaimPort, reason: str) -> Release:
+        core = self._core
+        life = core.life(claim)
+        if life.state == "ended":
+            return Released()
+        async with life.releasing:
+            if life.state == "ended":
+                return Released()
+            if not core.leadership.valid():
+                return self._again(life, False, Why.NOT_LEADER, "another replica leads")
+            try:
+                epoch = core.epoch()
+                if epoch is not None:
+                    return await self._release(life, port, reason, epoch)
+                why = Why.NOT_LEADER
+            except StoreUnavailable:
+                why = Why.NO_STORE
+            return await self._without_store(life, port, why)
+
+    async def _release(self, life: Life, port: ClaimPort, reason: str, epoch: int) -> Release:
+        core, claim = self._core, life.claim
+        reach("ending.before")
+        async with begin(core.engine) as conn:
+            state = await rentals.begin_ending(conn, claim.columns(), reason=reason, epoch=epoch)
+        reach("ending.after")
+        if state is None:
+            return self._again(life, False, Why.NOT_LEADER, "another replica leads")
+        if life.state != state:
+            life.state = state
+            core.notify(claim.uid)
+        if state == "ended":
+            return Released()
+        core.inventory.stir(claim.key, claim.uid)
+        try:
+            live: LiveClaim | None = await port.look(
+                claim
+            )  # after the commit, so no later mark can be missed
+        except ClaimUnreadable as error:
+            return await self._end_known(life, Why.NO_CLUSTER, str(error))
+        rows = await self._believe(life, await self._load(claim), live, epoch)
+        known = core.inventory.of_claim(claim.uid)
+        if live is not None and live.mark is None and not rows.runs and not known and claim.instance is None:
+            return await self._ended(life, [], epoch)  # nothing was ever sent
+        account = core.accounts.get(claim.key)
+        if account is None:
+            return self._again(life, False, Why.NO_ACCOUNT, f"provider {claim.provider} is not usable here")
+        for machine in known:
+            if all(run.resource_id != machine.ref.resource_id for run in rows.runs):
+                await core.adopt(life, machine, epoch=epoch)
+                rows = await self._load(claim)
+        targets = self._targets(life, rows, known) | await self._hinted(life, account, rows)
+        accepted = await self._terminate(life, account, rows, targets)
+        if not accepted:
+            return self._again(life, False, Why.TERMINATING, "the cloud has not taken every request yet")
+        if not self._absent(life, account, rows, live):
+            return self._again(life, True, Why.TERMINATING, "waiting for two complete lists without it")
+        if not await self._confirmed(life, account, targets):
+            return self._again(life, True, Why.TERMINATING, "a get by id still shows it, or gave no answer")
+        return await self._ended(life, list(targets.values()), epoch)
+
+    async def _load(self, claim: ClaimSpec) -> Rows:
+        async with begin(self._core.engine) as conn:
+            return await rentals.load(conn, claim.uid, provider=claim.provider, account=claim.account)
+
+    async def _believe(self, life: Life, rows: Rows, live: LiveClaim | None, epoch: int) -> Rows:
+        """An attempt above the mark was never sent; one that only the mark remembers is written down."""
+        if live is None:
+            return rows
+        claim, marked = life.claim, live.mark.sequence if live.mark else 0
+        unsent = [attempt for attempt in rows.unsettled() if attempt.sequence > marked]
+        lost = live.mark is not None and all(attempt.sequence != marked for attempt in rows.attempts)
+        if not unsent and not lost:
+            return rows
+        if lost:
+            await self._core.suspect(marked, f"claim {claim.name}")
+        async with begin(self._core.engine) as conn:
+            for attempt in unsent:
+                await rentals.settle(conn, claim.uid, number=attempt.number, outcome="unsent", epoch=epoch)
+            if lost and live.mark is not None:
+                await rentals.rebuild_attempt(
+                    conn, claim.uid, sequence=marked, send_by=live.mark.send_by, epoch=epoch
+                )
+        return await self._load(claim)
+
+    def _targets(self, life: Life, rows: Rows, known: list[Known]) -> dict[ResourceId, Ref]:
+        """Every machine to end: recorded by us, or shown with the claim's identity."""
+        claim = life.claim
+        targets = {
+            run.resource_id: Ref(
+                provider=claim.provider,
+                account=claim.account,
+                region=run.region,
+                resource_id=run.resource_id,
+            )
+            for run in rows.runs
+            if not run.gone
+        }
+        return targets | {machine.ref.resource_id: machine.ref for machine in known}
+
+    async def _hinted(self, life: Life, account: Account, rows: Rows) -> dict[ResourceId, Ref]:
+        """The machine on the claim's status, where the rows do not know it and the cloud says it is ours.
+
+        Whoever may edit the status could name any machine there; only its identity is believed.
+        """
+        hint, uid = life.claim.instance, life.claim.uid
+        if hint is None or any(run.resource_id == hint.resource_id for run in rows.runs):
+            return {}
+        try:
+            machine = await self._core.get(account, hint)
+        except ProviderError as error:
+            log.info("get failed", resource=hint.resource_id, error=str(error))
+            return {}
+        identity = parse(machine.identity) if machine is not None else None
+        ours = identity is not None and identity.installation == self._core.installation
+        return {hint.resource_id: hint} if ours and identity and identity.claim_uid == uid else {}
+
+    async def _terminate(
+        self, life: Life, account: Account, rows: Rows, targets: dict[ResourceId, Ref]
+    ) -> bool:
+        """Have the cloud take one terminate for every machine; True when it has."""
+        runs = {run.resource_id: run for run in rows.runs}
+        accepted = True
+        for resource_id, ref in sorted(targets.items()):
+            if resource_id in life.terminated:
+                continue
+            reach("terminate.before")
+            answer = await self._core.terminate(life, account, ref)
+            reach("terminate.after")
+            if answer is None:
+                accepted = False
+                continue
+            now = self._core.clock()
+            fresh = answer is Terminated.NOT_FOUND and self._may_appear(runs.get(resource_id), rows, account)
+            if not fresh:  # a fresh id may not be visible yet: then it is asked again, each time
+                life.terminated[resource_id] = now
+            async with begin(self._core.engine) as conn:
+                await rentals.terminate_asked(
+                    conn, provider=ref.provider, account=ref.account, resource_id=resource_id
+                )
+        return accepted
+
+    def _may_appear(self, run: RunRow | None, rows: Rows, account: Account) -> bool:
+        """Whether a machine that no list and no get has shown may still become visible."""
+        return run is not None and not run.seen and self._until_s(run, rows, account) > 0
+
+    def _until_s(self, run: RunRow, rows: Rows, account: Account) -> float:
+        """Seconds from now until a list must show this recorded but never seen machine."""
+        attempt = next((row for row in rows.attempts if row.number == run.attempt), None)
+        if attempt is not None and (attempt.sends > 1 or run.accepted_ago_s is None):
+            return attempt.send_by_in_s + account.provision_timeout_s + account.settle_after_s
+        return account.settle_after_s - (run.accepted_ago_s or 0.0)
+
+    def _absent(self, life: Life, account: Account, rows: Rows, live: LiveClaim | None) -> bool:
+        """Two complete lists of every place, begun late enough, without any machine of the claim."""
+        core, claim, now = self._core, life.claim, self._core.clock()
+        if life.look_from is None:
+            life.look_from = now
+        first = max([life.look_from, *life.terminated.values()])
+        waits = [0.0]
+        for attempt in rows.attempts:
+            if attempt.outcome is None or attempt.sends > 1:
+                waits.append(attempt.send_by_in_s + account.provision_timeout_s + account.settle_after_s)
+        waits += [self._until_s(run, rows, account) for run in rows.runs if not run.seen and not run.gone]
+        regions = {attempt.region for attempt in rows.attempts} | {run.region for run in rows.runs}
+        places = core.places(claim, regions | {claim.region})
+        later = max(first, now + max(waits))
+        return places is not None and all(
+            core.inventory.absent(claim.uid, place, first_after=first, later_after=later) for place in places
+        )
+
+    async def _confirmed(self, life: Life, account: Account, targets: dict[ResourceId, Ref]) -> bool:
+        """A get by each recorded id says gone; one that does not is ended again."""
+        for resource_id, ref in sorted(targets.items()):
+            try:
+                machine = await self._core.get(account, ref)
+            except ProviderError as error:
+                log.info("get failed", resource=resource_id, error=str(error))
+                return False
+            if machine is not None:
+                life.terminated.pop(resource_id, None)
+                return False
+        return True
+
+    async def _ended(self, life: Life, refs: list[Ref], epoch: int) -> Release:
+        core, claim = self._core, life.claim
+        reach("ended.before")
+        async with begin(core.engine) as conn:
+            ended = await rentals.end(conn, claim.uid, epoch=epoch)
+        reach("ended.after")
+        if not ended:
+            return self._again(life, True, Why.NOT_LEADER, "the rental was changed by another replica")
+        life.state, life.gone, life.tries = "ended", True, 0
+        for ref in refs:
+            core.inventory.forget(ref)
+        core.inventory.settle(claim.key, claim.uid)
+        log.info("released", machines=[ref.resource_id for ref in refs])
+        core.notify(claim.uid)
+        return Released()
+
+    async def _end_known(self, life: Life, why: Why, message: str) -> Release:
+        """Terminate what is known and conclude nothing."""
+        core, claim = self._core, life.claim
+        account = core.accounts.get(claim.key)
+        if account is None:
+            return self._again(life, False, Why.NO_ACCOUNT, f"provider {claim.provider} is not usable here")
+        targets = {known.ref.resource_id: known.ref for known in core.inventory.of_claim(claim.uid)}
+        if life.ref is not None:
+            targets.setdefault(life.ref.resource_id, life.ref)
+        if claim.instance is not None and claim.instance.resource_id not in targets:
+            targets |= await self._hinted(life, account, NO_ROWS)
+        accepted = bool(targets)
+        for resource_id, ref in sorted(targets.items()):
+            if resource_id not in life.terminated:
+                if await core.terminate(life, account, ref) is None:
+                    accepted = False
+                else:
+                    life.terminated[resource_id] = core.clock()
+        return self._again(life, accepted, why, message)
+
+    async def _without_store(self, life: Life, port: ClaimPort, why: Why) -> Release:
+        """Teardown goes on from the claim's status; the end waits for the rows."""
+        release = await self._end_known(life, why, "the store cannot be used: the end waits for it")
+        if isinstance(release, Releasing) and not release.accepted and why is Why.NO_STORE:
+            try:
+                live = await port.look(life.claim)
+            except ClaimUnreadable:
+                return release
+            if live is not None and live.mark is None and life.claim.instance is None:
+                return self._again(life, True, why, "nothing was ever sent for this claim")
+        return release
+
+    def _again(self, life: Life, accepted: bool, why: Why, message: str) -> Releasing:
+        life.waiting = True
+        return Releasing(accepted=accepted, why=why, message=message, after_s=self._core.backoff(life))
