@@ -25,23 +25,25 @@ def run(connection: Connection) -> None:
         transaction_per_migration=True,
         compare_type=True,
         compare_server_default=True,
-        on_version_apply=[_record, *_listeners()],
+        on_version_apply=_applied,
     )
     with context.begin_transaction():
         context.run_migrations()
 
 
-def _record(*, ctx: Any, step: Any, heads: Any, run_args: Any) -> None:
+def _applied(ctx: Any, step: Any, heads: Any, run_args: Any) -> None:
+    _record(ctx, step)
+    if (listener := context.config.attributes.get("applied")) is not None:
+        listener(step)
+
+
+def _record(ctx: Any, step: Any) -> None:
     table = revisions.SchemaRevision
     if step.is_upgrade:
         values = {"revision": step.up_revision_id, "min_reader": step.up_revision.module.min_reader}
         ctx.connection.execute(insert(table).values(values).on_conflict_do_nothing())
     elif step.down_revision_ids:  # after the first one is undone, the table is gone too
         ctx.connection.execute(delete(table).where(table.revision == step.up_revision_id))
-
-
-def _listeners() -> list[Any]:
-    return [context.config.attributes[name] for name in ("applied",) if name in context.config.attributes]
 
 
 async def _run_by_hand() -> None:

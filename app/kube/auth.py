@@ -31,6 +31,7 @@ log = structlog.get_logger()
 
 LIBRARY = "kubernetes_asyncio"
 REREAD_S = 60.0  # how old a token or certificate read from a file may be
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 RETRY_S = 5.0  # after a failed refresh, while the old credentials may still do
 LOAD_S = 60.0  # an exec plugin that has not answered by then is given up
 
@@ -66,8 +67,9 @@ class Connection:
     ``ssl``, ``server_hostname`` and ``proxy`` are to be read for each request, after `headers`.
     """
 
-    def __init__(self, source: _Source, configuration: Configuration) -> None:
+    def __init__(self, source: _Source, configuration: Configuration, *, reread_s: float = REREAD_S) -> None:
         self._source = source
+        self._reread_s = reread_s
         self._lock = asyncio.Lock()
         self._fingerprint = ""
         self._renew_at = 0.0
@@ -114,10 +116,12 @@ class Connection:
         self.proxy = configuration.proxy or _environment_proxy(self.base_url)
         token = configuration.api_key.get("BearerToken", "").strip()
         self._headers = {"Authorization": token} if token else {}
-        self._reread_at = time.monotonic() + REREAD_S
+        self._reread_at = time.monotonic() + self._reread_s
 
 
-async def connect(*, kubeconfig: str | None = None, context: str | None = None) -> Connection:
+async def connect(
+    *, kubeconfig: str | None = None, context: str | None = None, reread_s: float = REREAD_S
+) -> Connection:
     """Find the API server: by ``kubeconfig``, else ``KUBECONFIG``, else in the cluster that we run in, else
     ``~/.kube/config``.
 
@@ -129,7 +133,7 @@ async def connect(*, kubeconfig: str | None = None, context: str | None = None) 
     source = _find(kubeconfig, context)
     try:
         async with asyncio.timeout(LOAD_S):
-            return Connection(source, await source.load(afresh=True))
+            return Connection(source, await source.load(afresh=True), reread_s=reread_s)
     except NoCluster:
         raise
     except Exception as error:
@@ -148,13 +152,15 @@ def _find(kubeconfig: str | None, context: str | None) -> _Source:
 class _InCluster:
     """The ServiceAccount of the Pod that we run in; its token file is replaced by the kubelet."""
 
+    def __init__(self, folder: Path = SERVICE_ACCOUNT) -> None:
+        self._folder = folder
+
     async def load(self, *, afresh: bool) -> Configuration:
         loaders = _loaders()
         configuration = Configuration()
-        module = loaders.incluster
-        module.InClusterConfigLoader(
-            token_filename=module.SERVICE_TOKEN_FILENAME,
-            cert_filename=module.SERVICE_CERT_FILENAME,
+        loaders.incluster.InClusterConfigLoader(
+            token_filename=str(self._folder / "token"),
+            cert_filename=str(self._folder / "ca.crt"),
             try_refresh_token=False,  # a new loader each time reads the file, whatever its age
         ).load_and_set(configuration)
         return configuration

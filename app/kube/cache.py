@@ -14,7 +14,7 @@ anything that cannot be undone, ask the server. Objects are shared: nobody may c
 import asyncio
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import aclosing
 from typing import Any
 
@@ -66,6 +66,7 @@ class Cache:
         base_delay_s: float = BASE_DELAY_S,
         max_delay_s: float = MAX_DELAY_S,
         settled_s: float = SETTLED_S,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.path = path
         self.lists = 0  # full lists completed
@@ -77,6 +78,7 @@ class Cache:
         self._watch_s = watch_s
         self._silence_s = silence_s
         self._base_s, self._max_s, self._settled_s = base_delay_s, max_delay_s, settled_s
+        self._sleep = sleep
         self._objects: dict[Key, Obj] = {}
         self._uids: dict[str, Obj] = {}
         self._indexes: dict[str, _Index] = {}
@@ -156,7 +158,7 @@ class Cache:
             if error is not None:
                 failures = self._judge(error, step=name, failures=failures)
             if failures:
-                await asyncio.sleep(self._delay_s(failures))
+                await self._sleep(self._delay_s(failures))
 
     def _judge(self, error: KubeError, *, step: str, failures: int) -> int:
         if isinstance(error, Expired):

@@ -138,7 +138,10 @@ class Kube:
         Raises:
             Conflict: it has changed. Replaced: it is gone or another one.
         """
-        return _parsed(await self._send("PUT", path, query=params, body=obj))
+        try:
+            return _parsed(await self._send("PUT", path, query=params, body=obj))
+        except Conflict as error:
+            raise await self._explained(path, error, uid=obj["metadata"].get("uid")) from error
 
     async def patch(
         self,
@@ -170,7 +173,13 @@ class Kube:
             )
         except KubeError as error:
             if kind == "json" and error.status == 422 and not error.details:
-                raise await self._failed_test(path, body, error) from error
+                # The answer does not say which test failed, nor whether it was a test.
+                tests = {op["path"]: op.get("value") for op in body if op["op"] == "test"}
+                uid = tests.pop("/metadata/uid", None)
+                raise await self._explained(path, error, uid=uid, tests=tests) from error
+            if kind != "json" and isinstance(error, Conflict):
+                uid = (body.get("metadata") or {}).get("uid")
+                raise await self._explained(path, error, uid=uid) from error
             raise
         return _parsed(raw)
 
@@ -239,24 +248,24 @@ class Kube:
             urgent=self._urgent,
         )
 
-    async def _failed_test(self, path: str, patch: list[Obj], refused: KubeError) -> KubeError:
-        """Why a JSON patch was refused: the server's 422 does not tell a failed test from a bad path."""
-        tests = {op["path"]: op.get("value") for op in patch if op["op"] == "test"}
-        if not tests:
+    async def _explained(
+        self, path: str, refused: KubeError, *, uid: str | None, tests: Mapping[str, Any] | None = None
+    ) -> KubeError:
+        """Why a guarded write was refused: a wrong UID is hidden behind an old version, or a bare 422."""
+        if uid is None and not tests:
             return refused
         try:
             living = await self.find(path.removesuffix("/status").removesuffix("/scale"))
         except KubeError:
             return refused  # nothing was written, which is all that is known
-        uid = tests.pop("/metadata/uid", None)
         about: dict[str, Any] = {"reason": refused.reason, "details": refused.details}
         if living is None:
-            return Replaced(422, message="the object is gone", **about)
+            return Replaced(refused.status, message="the object is gone", **about)
         if uid is not None and living["metadata"]["uid"] != uid:
             text = f"the object now has UID {living['metadata']['uid']}, not {uid}"
-            return Replaced(422, message=text, **about)
+            return Replaced(refused.status, message=text, **about)
         if tests:
-            return Conflict(422, message=f"a test failed: {', '.join(sorted(tests))}", **about)
+            return Conflict(refused.status, message=f"a test failed: {', '.join(sorted(tests))}", **about)
         return refused
 
 

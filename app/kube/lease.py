@@ -8,9 +8,9 @@ Why a leader can trust `Term.valid`:
 - Taking over is one update on condition of the resourceVersion that was just read; it writes epoch + 1.
 
 So at most one process is valid at any time, and no epoch is used twice while the Lease lives; should
-somebody delete it, the highest epoch that this process ever saw, and Postgres through `Term.raise_epoch`, keep
-it from falling. The clock goes on while the machine is suspended: a process that was stopped finds its term
-over in the moment it goes on.
+somebody delete it, the highest epoch that this process ever saw, and Postgres through `Term.raise_epoch`,
+keep it from falling. The clock goes on while the machine is suspended: a process that was stopped finds its
+term over in the moment it goes on.
 """
 
 import asyncio
@@ -122,6 +122,8 @@ class Election:
         if not 0 < stop_s < deadline_s:
             raise ValueError("the duties of a leader must have time to stop, and to run")
         self.clock = clock
+        self.looks = 0  # how often the Lease was read by a candidate
+        self.renewals = 0
         self.identity = f"{identity}_{uuid4().hex[:12]}"
         self._kube = kube.room("lease", urgent=True)
         self._namespace, self._name = namespace, name
@@ -208,6 +210,7 @@ class Election:
     async def _try(self) -> Term | None:
         """Look at the Lease, and take it if it is free or its holder has been silent for long enough."""
         lease = await self._kube.find(self._path)
+        self.looks += 1
         if lease is None:
             return None if self._must_wait() else await self._take(None)
         spec = lease.get("spec") or {}
@@ -284,6 +287,7 @@ class Election:
         except Replaced as error:
             raise TermOver("the Lease was deleted") from error
         term._valid_until = sent_at + self._deadline_s
+        self.renewals += 1
 
     async def _read_again(self, term: Term) -> None:
         """After a conflict: was it a write of ours whose answer was lost, a person's label, or a rival?"""

@@ -10,42 +10,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
-from typing import Protocol
 
 from app.api.nodepool import EgressMode, NodePoolSpec, ProviderEntry, Strategy
 from app.api.reasons import SkipReason
 from app.placement.constraints import NodeView
 from app.placement.request import PlacementRequest
+from app.store.blocks import Block
 from catalog.offerings import AccountKey, AccountOffers, OfferingView, in_region
 from catalog.regions import region_tokens, words_of
 from providers.base import Accelerator, Completion, Offering, Tier
 
 _NOT_TOLD = "its end could not be seen there"
-
-
-class Block(Protocol):
-    """A refusal: the columns of a row of table ``block``. None on an axis matches any value."""
-
-    @property
-    def id(self) -> int: ...
-    @property
-    def provider(self) -> str: ...
-    @property
-    def account(self) -> str: ...
-    @property
-    def accelerator(self) -> str | None: ...
-    @property
-    def tier(self) -> str | None: ...
-    @property
-    def region(self) -> str | None: ...
-    @property
-    def host(self) -> str | None: ...
-    @property
-    def template(self) -> str | None: ...
-    @property
-    def kind(self) -> str: ...
-    @property
-    def expires_at(self) -> datetime: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +178,7 @@ class _Walk:
             if not here and self.request.accelerator is not None:
                 why = f"it offers no {self.request.accelerator} as {tier} there"
                 yield self._skip(key, tier, SkipReason.ACCELERATOR_UNSUPPORTED, why, region=region)
-            elif hits := [block for block in self.blocks if self._covers(block, key, tier, region)]:
+            elif hits := self._covering(entry, tier, region):
                 last = max(hits, key=lambda block: (block.expires_at, block.id))
                 yield Skip(
                     provider=entry.name,
@@ -211,7 +186,7 @@ class _Walk:
                     region=region,
                     tier=tier,
                     reason=SkipReason.BLOCKED,
-                    detail=last.kind,
+                    detail=last.cause.kind,
                     until=last.expires_at,
                     blocks=tuple(sorted(block.id for block in hits)),
                 )
@@ -225,16 +200,21 @@ class _Walk:
                     offerings=here,
                 )
 
-    def _covers(self, block: Block, key: AccountKey, tier: Tier, region: str) -> bool:
+    def _covering(self, entry: ProviderEntry, tier: Tier, region: str) -> list[Block]:
+        """The blocks on one place. One refused host of many is no block here: the provider avoids it."""
         accelerator = self.request.accelerator
-        return (
-            (block.provider, block.account) == key
-            and block.accelerator in (None, accelerator.key if accelerator else "")
-            and block.tier in (None, tier)
-            and block.region in (None, region)
-            and block.host in (None, "")  # one host of many: the provider is told to avoid it
-            and block.template in (None, self.request.template)
-        )
+        return [
+            block
+            for block in self.blocks
+            if block.scope.covers(
+                provider=entry.name,
+                account=entry.account,
+                accelerator=accelerator.key if accelerator else "",
+                tier=tier,
+                region=region,
+                template=self.request.template,
+            )
+        ]
 
     @staticmethod
     def _skip(

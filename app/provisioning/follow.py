@@ -5,7 +5,7 @@ at again at the next round, so nothing here retries by itself.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import structlog
 
@@ -27,9 +27,7 @@ LATE_REASON = "machine without a claim"
 class Follower:
     """Turns judged rounds into rows and work. ``release`` is `Releaser.release`."""
 
-    def __init__(
-        self, core: Core, *, port: ClaimPort, release: Callable[..., "asyncio.Future[Release]"]
-    ) -> None:
+    def __init__(self, core: Core, *, port: ClaimPort, release: Callable[..., Awaitable[Release]]) -> None:
         self._core, self._port, self._release = core, port, release
         self._due: asyncio.Queue[ClaimUid] = asyncio.Queue()
         self._queued: set[ClaimUid] = set()

@@ -22,7 +22,7 @@ from providers.base import ClaimUid, Workload
 
 
 class Provisioning:
-    """One a replica; works only while ``leadership`` is valid. ``port`` is the way to claims nobody asks for."""
+    """One a replica; works while ``leadership`` is valid. ``port`` is the way to claims nobody asks for."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Provisioning:
         self._follower = Follower(self._core, port=port, release=self._releaser.release)
 
     def on_change(self, listener: Callable[[ClaimUid], None]) -> None:
-        """Call ``listener`` whenever a view may differ or a waiting call is worth repeating. Must not block."""
+        """Call ``listener`` when a view may differ or a waiting call is worth repeating. Must not block."""
         self._core.listeners.append(listener)
 
     def view(self, uid: ClaimUid) -> View:

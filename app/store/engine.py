@@ -210,7 +210,8 @@ async def begin(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
 
 async def database_now(conn: AsyncConnection) -> datetime:
     """The database's clock at this moment (not at the start of the transaction), aware, UTC."""
-    return (await conn.execute(select(func.clock_timestamp()))).scalar_one()
+    now: datetime = (await conn.execute(select(func.clock_timestamp()))).scalar_one()
+    return now
 
 
 def normalise(url: str) -> str:

@@ -129,7 +129,7 @@ def _upgrade(conn: Connection, say: Callable[[str], None]) -> None:
 
     config = config_for(conn)
 
-    def applied(*, step: Any, **_: Any) -> None:
+    def applied(step: Any) -> None:
         say(f"{step.up_revision_id}: {step.up_revision.doc}")
 
     config.attributes["applied"] = applied

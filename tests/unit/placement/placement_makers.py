@@ -7,6 +7,7 @@ from app.api.nodepool import NodePoolSpec
 from app.placement.constraints import NodeConstraints, NodeView
 from app.placement.rank import History, Usage, rank
 from app.placement.request import PlacementRequest
+from app.store.blocks import Block, Cause, Scope
 from catalog.offerings import AccountKey, AccountOffers
 from providers.base import Accelerator, Offering, PodUid, Tier, Traits
 
@@ -16,20 +17,15 @@ H100X8 = Accelerator(type="h100", count=8)
 BOTH = frozenset(Tier)
 
 
-class ABlock:
-    """A row of table ``block``."""
-
-    def __init__(self, provider: str, **columns: Any) -> None:
-        self.id = columns.get("id", 1)
-        self.provider = provider
-        self.account = columns.get("account", "default")
-        self.accelerator = columns.get("accelerator")
-        self.tier = columns.get("tier")
-        self.region = columns.get("region")
-        self.host = columns.get("host")
-        self.template = columns.get("template")
-        self.kind = columns.get("kind", "capacity")
-        self.expires_at = columns.get("expires_at", LATER)
+def a_block(provider: str, *, id: int = 1, kind: str = "capacity", expires_at=LATER, **axes: Any) -> Block:
+    """A row of table ``block``; without any axis the whole account is blocked."""
+    return Block(
+        id=id,
+        scope=Scope(**({"provider": provider, "account": "default", "everything": not axes} | axes)),
+        cause=Cause(kind=kind, message="", pool="", pod_namespace="", pod_name="", claim_uid=""),
+        created_at=NOW,
+        expires_at=expires_at,
+    )
 
 
 def offers(

@@ -1,6 +1,6 @@
 """The sentence on a gated Pod."""
 
-from placement_makers import LATER, ABlock, a_pool, nodes, offers, ranked, view
+from placement_makers import LATER, a_block, a_pool, nodes, offers, ranked, view
 
 from app.api.reasons import DeferralReason
 from app.placement.explain import deferral_of, sentence, soonest_expiry
@@ -11,7 +11,7 @@ def test_it_counts_every_place_by_reason_and_names_a_few():
         pool=a_pool("modal", "gone", {"name": "aws", "regions": ["us"]}, capacityTypes=["Spot"]),
         offerings=view(offers("modal"), offers("aws")),
         nodes=nodes("modal", "aws"),
-        blocks=[ABlock("modal"), ABlock("aws", id=2, kind="quota")],
+        blocks=[a_block("modal"), a_block("aws", id=2, kind="quota")],
     )
 
     assert sentence(places) == (

@@ -9,7 +9,7 @@ from placement_makers import (
     H100X8,
     LATER,
     NOW,
-    ABlock,
+    a_block,
     a_node,
     a_pool,
     a_request,
@@ -47,7 +47,7 @@ def test_the_choice_is_the_first_candidate():
         pool=SEED_POOL,
         offerings=view(offers("modal"), offers("aws", *AWS_REGIONS)),
         nodes=nodes("modal", "aws"),
-        blocks=[ABlock("modal", tier="Spot"), ABlock("aws", region="us-east-1")],
+        blocks=[a_block("modal", tier="Spot"), a_block("aws", region="us-east-1")],
     )
 
     choice = chosen(places)
@@ -163,7 +163,7 @@ def test_a_block_covers_what_its_axes_say_and_nothing_else(columns, spot_r1, spo
         pool=a_pool("acme", "other"),
         offerings=view(offers("acme", "r1", "r2"), offers("other")),
         nodes=nodes("acme", "other"),
-        blocks=[ABlock("acme", **columns)],
+        blocks=[a_block("acme", **columns)],
     )
     blocked = {(place.provider, place.tier, place.region): isinstance(place, Skip) for place in places}
 
@@ -179,14 +179,14 @@ def test_a_block_of_machines_without_accelerator_covers_those():
         pool=a_pool("acme", capacityTypes=["Spot"]),
         offerings=view(offers("acme", needs_accelerator=False)),
         nodes=nodes("acme"),
-        blocks=[ABlock("acme", accelerator="")],
+        blocks=[a_block("acme", accelerator="")],
     )
 
     assert shown(places) == ["Spot acme  blocked"]
 
 
 def test_of_two_blocks_on_one_place_the_later_end_is_told():
-    sooner, later = ABlock("acme", id=1), ABlock("acme", id=2, expires_at=LATER + timedelta(seconds=9))
+    sooner, later = a_block("acme", id=1), a_block("acme", id=2, expires_at=LATER + timedelta(seconds=9))
 
     (place,) = ranked(
         pool=a_pool("acme", capacityTypes=["Spot"]),
@@ -253,7 +253,7 @@ accounts = st.builds(
 )
 views = st.lists(accounts, max_size=3).map(lambda rows: view(*rows))
 block_rows = st.builds(
-    ABlock,
+    a_block,
     st.sampled_from(PROVIDERS),
     accelerator=st.sampled_from([None, "", "h100:8", "h100:1"]),
     tier=st.sampled_from([None, "Spot", "OnDemand"]),
@@ -310,13 +310,13 @@ def test_no_candidate_is_one_that_a_filter_excludes(situation):
             assert row.accelerator.key == request.accelerator.key
         for block in situation["blocks"]:
             excluded = (
-                block.provider == place.provider
+                block.scope.provider == place.provider
                 and block.expires_at > NOW
-                and block.host is None
-                and block.accelerator in (None, request.accelerator.key if request.accelerator else "")
-                and block.tier in (None, place.tier)
-                and block.region in (None, place.region)
-                and block.template in (None, request.template)
+                and block.scope.host is None
+                and block.scope.accelerator in (None, request.accelerator.key if request.accelerator else "")
+                and block.scope.tier in (None, place.tier)
+                and block.scope.region in (None, place.region)
+                and block.scope.template in (None, request.template)
             )
             assert not excluded
 
