@@ -1,0 +1,1 @@
+"""Watches -> rows: NodeClaims and CloudPodBindings, kept for people and reports."""

@@ -1,0 +1,130 @@
+"""The one row that says who we are, which leader may write, and whether a person must confirm something.
+
+The epoch only ever rises. Every function runs in the caller's transaction and, where it writes, holds the row
+until the end of it.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import bindparam, func, select, update
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from app.store import tables
+
+_table: Any = tables.Installation.__table__
+
+
+class NotInstalled(LookupError):
+    """The row is not there: `get_or_create` was not called yet, or the database was emptied."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hold:
+    """Renting and sweeping wait for a person. ``reason`` says what was seen first."""
+
+    since: datetime
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Installation:
+    """``id`` is in every machine's name; ``epoch`` the newest leader's; ``hold`` None: nothing to confirm."""
+
+    id: str
+    epoch: int
+    hold: Hold | None
+    created_at: datetime
+
+
+async def get_or_create(conn: AsyncConnection, *, new_id: str) -> Installation:
+    """The installation; with ``new_id`` if there was none. Two callers at once get the same."""
+    await conn.execute(insert(_table).values(id=new_id).on_conflict_do_nothing(index_elements=["only"]))
+    found = await get(conn)
+    if found is None:
+        raise NotInstalled("the row vanished while it was read")
+    return found
+
+
+async def get(conn: AsyncConnection) -> Installation | None:
+    """The installation, None in a database that has never had one."""
+    row = (await conn.execute(select(_table))).mappings().one_or_none()
+    if row is None:
+        return None
+    return Installation(id=row["id"], epoch=row["epoch"], hold=_hold(row), created_at=row["created_at"])
+
+
+async def next_epoch(conn: AsyncConnection, lease_epoch: int) -> int:
+    """Begin a new leader's epoch: one more than the larger of the Lease's and the store's.
+
+    Raises:
+        NotInstalled: there is no row.
+    """
+    return await _set_epoch(conn, func.greatest(_table.c.epoch, lease_epoch) + 1)
+
+
+async def set_epoch_at_least(conn: AsyncConnection, epoch: int) -> int:
+    """Raise the epoch to the Lease's if that is ahead (raised without a store); returns the one in force.
+
+    Raises:
+        NotInstalled: there is no row.
+    """
+    return await _set_epoch(conn, func.greatest(_table.c.epoch, epoch))
+
+
+async def hold(conn: AsyncConnection, reason: str) -> Hold:
+    """Make everything that rents or sweeps wait for a person. The first reason stays.
+
+    Raises:
+        NotInstalled: there is no row.
+    """
+    held = (
+        update(_table)
+        .values(
+            held_since=func.coalesce(_table.c.held_since, func.clock_timestamp()),
+            held_reason=func.coalesce(_table.c.held_reason, bindparam("why", reason)),
+        )
+        .returning(_table.c.held_since, _table.c.held_reason)
+    )
+    row = (await conn.execute(held)).mappings().one_or_none()
+    found = _hold(row) if row is not None else None
+    if found is None:
+        raise NotInstalled("no installation to hold")
+    return found
+
+
+async def held(conn: AsyncConnection) -> Hold | None:
+    """What waits for a person, None if nothing does.
+
+    Raises:
+        NotInstalled: there is no row.
+    """
+    found = await get(conn)
+    if found is None:
+        raise NotInstalled("no installation")
+    return found.hold
+
+
+async def release_hold(conn: AsyncConnection) -> bool:
+    """A person has confirmed. False when nothing was held."""
+    done = await conn.execute(
+        update(_table).where(_table.c.held_since.is_not(None)).values(held_since=None, held_reason=None)
+    )
+    return done.rowcount == 1
+
+
+async def _set_epoch(conn: AsyncConnection, value: Any) -> int:
+    epoch: int | None = (
+        await conn.execute(update(_table).values(epoch=value).returning(_table.c.epoch))
+    ).scalar_one_or_none()
+    if epoch is None:
+        raise NotInstalled("no installation whose epoch could be raised")
+    return epoch
+
+
+def _hold(row: Any) -> Hold | None:
+    if row["held_since"] is None:
+        return None
+    return Hold(since=row["held_since"], reason=row["held_reason"] or "")
