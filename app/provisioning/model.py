@@ -63,11 +63,15 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveClaim:
-    """A claim as a live read showed it. ``version`` makes the next mark a compare-and-set."""
+    """A claim as a live read showed it. ``version`` makes the next mark a compare-and-set.
+
+    ``blank``: it has no status at all yet.
+    """
 
     mark: Mark | None
     deleting: bool
     version: str
+    blank: bool = False
 
 
 class ClaimUnreadable(Exception):
@@ -89,8 +93,8 @@ class ClaimPort(Protocol):
         """
         ...
 
-    async def mark(self, claim: ClaimSpec, mark: Mark, *, version: str) -> None:
-        """Write the mark, and with it phase Provisioning, if the claim is still at ``version``.
+    async def mark(self, claim: ClaimSpec, mark: Mark, *, live: LiveClaim) -> None:
+        """Write the mark, and with it phase Provisioning, if the claim is still as ``live`` showed it.
 
         Raises:
             MarkRefused: it is not, or the claim is gone.

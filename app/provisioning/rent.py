@@ -225,7 +225,7 @@ class Renter:
             options=claim.options,
         )
         mark = Mark(sequence=sequence, send_by=send_by)
-        if not await self._mark(life, port, mark, live.version):
+        if not await self._mark(life, port, mark, live):
             await self._unsent(claim, attempt, epoch)
             return self._wait(life, Why.RETRY, "the claim changed before it was marked")
         if not await self._may_send(life, account, attempt, began, epoch):
@@ -240,10 +240,10 @@ class Renter:
         found = offers.find(claim.accelerator, tier=claim.tier, region=claim.region) if offers else ()
         return found[0] if found else None
 
-    async def _mark(self, life: Life, port: ClaimPort, mark: Mark, version: str) -> bool:
+    async def _mark(self, life: Life, port: ClaimPort, mark: Mark, live: LiveClaim) -> bool:
         reach("mark.before")
         try:
-            await port.mark(life.claim, mark, version=version)
+            await port.mark(life.claim, mark, live=live)
         except MarkRefused:
             return False
         reach("mark.after")
@@ -470,7 +470,7 @@ class Renter:
             options=claim.options,
         )
         mark = Mark(sequence=row.sequence, send_by=send_by)
-        if not await self._mark(life, port, mark, live.version):
+        if not await self._mark(life, port, mark, live):
             return None
         if not await self._may_send(life, account, attempt, began, epoch):
             return None
