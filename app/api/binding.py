@@ -53,7 +53,7 @@ class CloudPodBindingStatus(Model):
     price_per_hour: Money | None = Field(
         default=None, description="Dollars an hour that the provider quoted. Absent: unknown."
     )
-    endpoint: str | None = Field(default=None, max_length=2048, description="The machine's address.")
+    endpoint: str | None = Field(default=None, max_length=8192, description="The machine's address.")
     conditions: tuple[Condition, ...] = Field(
         default=(),
         json_schema_extra=keyed_by("type"),

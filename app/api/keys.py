@@ -6,6 +6,7 @@ are pure: the same input gives the same name on every replica and after every re
 
 import hashlib
 import re
+from collections.abc import Mapping
 from typing import Final
 
 GROUP: Final = "nebula.inftyai.com"
@@ -31,6 +32,8 @@ ACCOUNT_LABEL: Final = f"{GROUP}/account"
 INSTALLATION_LABEL: Final = f"{GROUP}/installation"
 MANAGED_BY_LABEL: Final = "app.kubernetes.io/managed-by"
 MANAGED_BY: Final = "nebula"
+HOSTNAME_LABEL: Final = "kubernetes.io/hostname"
+NODE_ROLE_LABELS: Final = ("node-role.kubernetes.io/worker", "node-role.kubernetes.io/nebula")  # values empty
 
 # Annotations of a Pod that only we may set; admission clears whatever a user put there.
 CAPACITY_TYPE_ANNOTATION: Final = f"{GROUP}/capacity-type"
@@ -52,6 +55,7 @@ VAST_OFFER_ID_ANNOTATION: Final = f"{AIBRIX_GROUP}/vast-offer-id"
 SCHEDULING_GATE: Final = f"{GROUP}/provider-selection"
 TAINT_KEY: Final = PROVIDER_LABEL
 TAINT_EFFECT: Final = "NoSchedule"
+TOLERATION: Final[Mapping[str, str]] = {"key": TAINT_KEY, "operator": "Exists", "effect": TAINT_EFFECT}
 CLAIM_FINALIZER: Final = f"{GROUP}/terminate-instance"
 POOL_FINALIZER: Final = f"{GROUP}/pool-in-use"  # a pool stays readable while a claim names it
 
@@ -133,6 +137,25 @@ def placement_labels(provider: str, account: str = DEFAULT_ACCOUNT) -> dict[str,
     if account != DEFAULT_ACCOUNT:
         labels[ACCOUNT_LABEL] = account
     return labels
+
+
+def node_labels(provider: str, account: str = DEFAULT_ACCOUNT) -> dict[str, str]:
+    """All labels of a provider account's virtual node.
+
+    Raises:
+        ValueError: as `node_name`.
+    """
+    return {
+        HOSTNAME_LABEL: node_name(provider, account),
+        MANAGED_BY_LABEL: MANAGED_BY,
+        **dict.fromkeys(NODE_ROLE_LABELS, ""),
+        **placement_labels(provider, account),
+    }
+
+
+def node_taint(provider: str) -> dict[str, str]:
+    """The taint that keeps every Pod off a virtual node but those that `TOLERATION` lets on."""
+    return {"key": TAINT_KEY, "value": provider, "effect": TAINT_EFFECT}
 
 
 def claim_labels(*, pool: str, provider: str, account: str, installation: str) -> dict[str, str]:

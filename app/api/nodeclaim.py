@@ -102,7 +102,7 @@ class NodeClaimStatus(Model):
     node_name: str | None = Field(
         default=None, max_length=253, description="The virtual node that serves the Pod."
     )
-    endpoint: str | None = Field(default=None, max_length=2048, description="The machine's address.")
+    endpoint: str | None = Field(default=None, max_length=8192, description="The machine's address.")
     attempt: Mark | None = Field(
         default=None, description="The latest attempt that may have been sent to the provider."
     )

@@ -92,6 +92,16 @@ def test_a_pod_selects_the_account_only_where_it_is_not_the_default():
     }
 
 
+def test_a_virtual_node_carries_what_its_pods_select_and_the_taint_that_they_tolerate():
+    labels = keys.node_labels("aws", "two")
+    taint = keys.node_taint("aws")
+
+    assert labels.items() >= keys.placement_labels("aws", "two").items()
+    assert labels["kubernetes.io/hostname"] == "nebula-aws-two"
+    assert taint == {"key": "nebula.inftyai.com/provider", "value": "aws", "effect": "NoSchedule"}
+    assert (keys.TOLERATION["key"], keys.TOLERATION["effect"]) == (taint["key"], taint["effect"])
+
+
 def test_names_that_manifests_depend_on_never_change():
     assert (keys.SCHEDULING_GATE, keys.CLAIM_FINALIZER, keys.ENABLED_LABEL, keys.NODE_POOL_LABEL) == (
         "nebula.inftyai.com/provider-selection",
