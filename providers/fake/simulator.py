@@ -29,8 +29,10 @@ from starlette.routing import BaseRoute
 from providers.base import Tier
 from providers.simulation import command
 from providers.simulation.clock import as_text
-from providers.simulation.engine import Engine, Order, Refusal, Refused
+from providers.simulation.engine import Engine
 from providers.simulation.http import Answer, Asked, Front
+from providers.simulation.orders import Order, Refusal, Refused
+from providers.simulation.scenario import Billing
 from providers.simulation.state import Machine
 
 DEFAULT_SCENARIO = """\
@@ -118,6 +120,11 @@ class _Api:
                 "completion": facts.completion,
                 "boot_s": life.queue_s + life.boot_s,
                 "max_lifetime_s": life.max_s,
+                "ended_listed_s": None if life.exited_s is None else life.exited_s + facts.history_s,
+                "bills_from": "accepted" if facts.billing.states & {"queued", "booting"} else "started",
+                "bills_until": _bills_until(facts.billing),
+                "bill_step_s": max(1, math.ceil(facts.billing.unit_s)),
+                "bill_minimum_s": math.ceil(facts.billing.minimum_s),
                 "needs_accelerator": all(offer.accelerator for offer in facts.offers),
             }
         )
@@ -135,7 +142,7 @@ class _Api:
                 "shape": f"{offer.accelerator.lower() if offer.accelerator else 'cpu'}x{count}",
                 "meters": _meters(meters),
             }
-            for region, tier, offer, count, meters in self._engine.offers()
+            for region, tier, offer, count, meters in self._engine.market.offers()
         ]
         return Answer(body={"items": items})
 
@@ -145,7 +152,8 @@ class _Api:
         made = self._engine.create(order, now=asked.now, phantom=phantom)
         status = 200 if made.replayed else 201
         reserved = made.machine.state != "queued" and not phantom
-        return Answer(status=status, body=self._machine(made.machine, asked.now) | {"reserved": reserved})
+        shown = self._machine(made.machine, asked.now)
+        return Answer(status=status, body=shown | {"account_id": self._account(asked), "reserved": reserved})
 
     def list(self, asked: Asked) -> Answer:
         engine = self._engine
@@ -236,6 +244,12 @@ class _Api:
             "meters": _meters(machine.rates[-1][1]) if state in self._engine.scenario.billing.states else [],
             "end": end,
         }
+
+
+def _bills_until(billing: Billing) -> str:
+    if "ending" in billing.states:
+        return "gone"
+    return "terminate_asked" if "exited" in billing.states else "ended"
 
 
 def _order(asked: Asked) -> Order:

@@ -14,10 +14,11 @@ from starlette.routing import BaseRoute, Route
 
 from providers.base import Tier
 from providers.simulation.clock import as_text
-from providers.simulation.engine import Engine, Order
+from providers.simulation.engine import Engine
 from providers.simulation.faults import Fault
 from providers.simulation.http import Answer, json_endpoint
 from providers.simulation.meter import bill_usd, billed_s
+from providers.simulation.orders import Order
 from providers.simulation.state import Machine
 
 
@@ -68,7 +69,7 @@ class _Control:
                         "units": limit,
                         "used": used,
                     }
-                    for (region, tier, kind), limit, used in engine.capacity()
+                    for (region, tier, kind), limit, used in engine.market.capacity()
                 ],
                 "faults": engine.faults.dump(),
                 "bill_usd": str(sum(map(Decimal, bills), Decimal(0))),

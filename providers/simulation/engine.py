@@ -10,71 +10,17 @@ machine of count n needs n of them at once, from booting until it is gone.
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from decimal import Decimal
-from enum import StrEnum
 from typing import Any
 
 from providers.base import Tier
 from providers.simulation.clock import Clock, micros
 from providers.simulation.faults import Faults
-from providers.simulation.scenario import Life, Offer, Scenario
+from providers.simulation.market import Market, Meters, Pool, pool_of, pool_of_order, text, within
+from providers.simulation.orders import Order, Refusal, Refused
+from providers.simulation.scenario import Life, Scenario
 from providers.simulation.state import Journal, Machine, StateError
-
-Pool = tuple[str, str, str]  # region, tier, accelerator in lower case ("" for none)
-Meters = list[tuple[str, str, str | None]]
-
-
-class Refusal(StrEnum):
-    """Why a simulated cloud refuses a call; each simulator says it in its cloud's own codes."""
-
-    CAPACITY = "capacity"
-    QUOTA = "quota"
-    AUTH = "auth"
-    UNSUPPORTED = "unsupported"
-    INVALID = "invalid"
-    PRICE = "price"
-    TOKEN = "token"  # the same token with another request: the first machine exists
-    UNKNOWN_REGION = "unknown_region"
-    NO_SUCH_MACHINE = "no_such_machine"
-
-
-class Refused(Exception):
-    """A call was refused and had no effect."""
-
-    def __init__(self, reason: Refusal, message: str, *, host: str | None = None) -> None:
-        super().__init__(message)
-        self.reason = reason
-        self.message = message
-        self.host = host
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """What a create asks for. ``exit_after_s`` and ``exit_code`` script the workload, None as the scenario.
-
-    ``digest`` stands for the exact request: the same token with another one is refused.
-    """
-
-    name: str | None
-    region: str
-    tier: Tier
-    accelerator: str | None
-    count: int
-    token: str | None = None
-    image: str = ""
-    command: tuple[str, ...] = ()
-    args: tuple[str, ...] = ()
-    env_names: tuple[str, ...] = ()
-    labels: dict[str, str] = field(default_factory=dict)
-    disk_gib: int | None = None
-    ceiling_usd_per_hour: Decimal | None = None
-    avoid_hosts: frozenset[str] = frozenset()
-    exit_after_s: float | None = None
-    exit_code: int | None = None
-    account: str | None = None
-    digest: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,24 +48,11 @@ class Engine:
         self.calls: Counter[str] = Counter()
         self._by_token: dict[str, Machine] = {}
         self._visible: dict[str, Machine] = {}  # whatever a list or a get may still show
-        self._offers: dict[tuple[str, str], Offer] = {}
-        self._prices: dict[Pool, Decimal | None] = {}
-        self._capacity: dict[Pool, int] = {}
-        self._used: Counter[Pool] = Counter()
-        self._gpus = 0
-        self._changed: dict[str, Any] = {"capacity": {}, "prices": {}, "life": None}
+        self.market = Market(scenario)
         self._waiting: dict[Pool, deque[Machine]] = {}
         self._events: list[tuple[int, int, int, str, str]] = []
         self._number = 0
         self._order = 0
-        for offer in scenario.offers:
-            for region in scenario.regions_of(offer):
-                name = (offer.accelerator or "").lower()
-                self._offers[(region, name)] = offer
-                for tier, usd in offer.usd_per_hour.items():
-                    self._prices[(region, tier, name)] = usd
-                    if tier in offer.capacity:
-                        self._capacity[(region, tier, name)] = offer.capacity[tier]
         self._restore()
 
     # --- time ---------------------------------------------------------------------------------
@@ -147,19 +80,15 @@ class Engine:
             if before.digest != order.digest:
                 raise Refused(Refusal.TOKEN, "this token was used for another request")
             return Created(machine=before, replayed=True)
-        offer = self._offer_of(order)
-        pool = _pool(order.region, order.tier, order.accelerator)
-        meters = self._meters(pool, offer, count=order.count, disk_gib=order.disk_gib)
-        self._check_ceiling(order, meters)
-        quota = self.scenario.quota_gpus
-        if quota is not None and order.accelerator and self._gpus + order.count > quota:
-            raise Refused(Refusal.QUOTA, f"quota: {quota} GPUs for this account")
-        room = self._room(pool, order.count)
+        market, pool = self.market, pool_of_order(order)
+        market.offer_of(order)
+        meters = market.meters(order)
+        market.check_ceiling(order, meters)
+        market.check_quota(order)
+        room = market.room(pool, order.count)
         if not room and self.scenario.on_no_capacity == "refuse":
-            raise Refused(
-                Refusal.CAPACITY,
-                f"no {order.accelerator or 'machine'} ({order.tier}) left{_in(order.region)}",
-            )
+            what = f"{order.accelerator or 'machine'} ({order.tier})"
+            raise Refused(Refusal.CAPACITY, f"no {what} left{within(order.region)}")
         machine = self._new(order, now=now)
         machine.host = self._pick_host(order.avoid_hosts)
         machine.rates = [(now, meters)]
@@ -167,14 +96,13 @@ class Engine:
         self._remember(machine)
         if phantom:
             self._enter(machine, "gone", now)
-        elif self.life.queue_s or not room:
-            self._schedule(machine, "start", now + micros(self.life.queue_s))
-            if self.life.max_s is not None:
-                self._schedule(machine, "lifetime", now + micros(self.life.max_s))
         else:
             if self.life.max_s is not None:
                 self._schedule(machine, "lifetime", now + micros(self.life.max_s))
-            self._happen(machine, "start", now)
+            if self.life.queue_s or not room:
+                self._schedule(machine, "start", now + micros(self.life.queue_s))
+            else:
+                self._happen(machine, "start", now)
         self._save(machine)
         self.advance()  # a boot time of nothing is over at once
         return Created(machine=machine, replayed=False)
@@ -278,12 +206,8 @@ class Engine:
 
     def plant(self, order: Order, *, now: int, state: str = "running") -> Machine:
         """Put a machine there that nobody ordered here: somebody else's, or one from before. No checks."""
-        pool = _pool(order.region, order.tier, order.accelerator)
-        offer = self._offers.get((order.region, pool[2]))
         machine = self._new(order, now=now)
-        machine.rates = [
-            (now, self._meters(pool, offer, count=order.count, disk_gib=order.disk_gib) if offer else [])
-        ]
+        machine.rates = [(now, self.market.meters(order))]
         self._remember(machine)
         self._enter(machine, state, now)
         self._save(machine)
@@ -293,31 +217,24 @@ class Engine:
         self, *, region: str, tier: Tier, accelerator: str | None, units: int | None, now: int
     ) -> None:
         """From now on so many GPUs; None for no limit. Machines that are there stay."""
-        pool = _pool(region, tier, accelerator)
-        self._require_pool(pool)
-        if units is None:
-            self._capacity.pop(pool, None)
-        else:
-            self._capacity[pool] = units
-        self._changed["capacity"]["/".join(pool)] = units
-        self.journal.append("changed", self._changed)
+        pool = self.market.pool(region=region, tier=tier, accelerator=accelerator)
+        self.market.set_capacity(pool, units)
+        self.journal.append("market", self.market.changed)
         self._serve(pool, now)
 
     def set_price(
         self, *, region: str, tier: Tier, accelerator: str | None, usd_per_hour: Decimal | None, now: int
     ) -> None:
         """A new price of one GPU; where billing follows the market, for machines that run too."""
-        pool = _pool(region, tier, accelerator)
-        self._require_pool(pool)
-        old, self._prices[pool] = self._prices[pool], usd_per_hour
-        self._changed["prices"]["/".join(pool)] = None if usd_per_hour is None else str(usd_per_hour)
-        self.journal.append("changed", self._changed)
-        if not self.scenario.billing.follow_market or old == usd_per_hour:
+        pool = self.market.pool(region=region, tier=tier, accelerator=accelerator)
+        moved = self.market.set_price(pool, usd_per_hour)
+        self.journal.append("market", self.market.changed)
+        if not moved or not self.scenario.billing.follow_market:
             return
         for machine in self._visible.values():
-            if machine.state != "gone" and _pool_of(machine) == pool:
+            if machine.state != "gone" and pool_of(machine) == pool:
                 new: Meters = [
-                    (kind, quantity, _text(usd_per_hour) if index == 0 else usd)
+                    (kind, quantity, text(usd_per_hour) if index == 0 else usd)
                     for index, (kind, quantity, usd) in enumerate(machine.rates[-1][1])
                 ]
                 machine.rates.append((now, new))
@@ -330,8 +247,7 @@ class Engine:
             pydantic.ValidationError: a field is unknown or wrong.
         """
         self.life = Life.model_validate(self.life.model_dump() | changes)
-        self._changed["life"] = self.life.model_dump()
-        self.journal.append("changed", self._changed)
+        self.journal.append("life", self.life.model_dump())
         return self.life
 
     def note_create(self, *, name: str, token: str, now: int) -> None:
@@ -339,25 +255,13 @@ class Engine:
         self.creates.append({"name": name, "token": token, "at": now})
         self.journal.append("create", self.creates[-1])
 
-    def offers(self) -> Iterator[tuple[str, Tier, Offer, int, Meters]]:
-        """Everything that can be rented: region, tier, kind, count and its meters now."""
-        for (region, name), offer in self._offers.items():
-            for tier in offer.usd_per_hour:
-                for count in offer.counts:
-                    yield region, tier, offer, count, self._meters((region, tier, name), offer, count=count)
-
-    def capacity(self) -> Iterator[tuple[Pool, int | None, int]]:
-        """For each pool: how much there is (None: no limit) and how much is used."""
-        for pool in self._prices:
-            yield pool, self._capacity.get(pool), self._used[pool]
-
     # --- inside -------------------------------------------------------------------------------------
 
     def _happen(self, machine: Machine, event: str, at: int) -> None:
         match event:
             case "start":
-                pool = _pool_of(machine)
-                if not self._room(pool, machine.count) or self._waiting.get(pool):
+                pool = pool_of(machine)
+                if not self.market.room(pool, machine.count) or self._waiting.get(pool):
                     self._waiting.setdefault(pool, deque()).append(machine)
                     self._serve(pool, at)
                     return
@@ -414,32 +318,23 @@ class Engine:
         if state in ("exited", "ending", "gone"):
             keep = ("go", "lifetime") if state != "gone" else ()
             machine.due = {event: due for event, due in machine.due.items() if event in keep}
-        self._hold(machine, machine.holds_capacity - held)
+        self.market.hold(machine, machine.holds_capacity - held)
         if held and not machine.holds_capacity:
-            self._serve(_pool_of(machine), at)
+            self._serve(pool_of(machine), at)
         if state == "gone":
             stay_s = max(self.scenario.history_s, self.scenario.lag.list_terminate_s)
             self._schedule(machine, "forget", at + micros(stay_s))
-
-    def _hold(self, machine: Machine, sign: int) -> None:
-        if sign and machine.account == self.scenario.account:
-            self._used[_pool_of(machine)] += sign * machine.count
-            self._gpus += sign * machine.count if machine.accelerator else 0
 
     def _serve(self, pool: Pool, at: int) -> None:
         """Give what is free to those who wait, first come first served."""
         queue = self._waiting.get(pool)
         while queue:
             if queue[0].state == "queued":
-                if not self._room(pool, queue[0].count):
+                if not self.market.room(pool, queue[0].count):
                     return
                 self._start(queue[0], at)
                 self._save(queue[0])
             queue.popleft()
-
-    def _room(self, pool: Pool, count: int) -> bool:
-        limit = self._capacity.get(pool)
-        return limit is None or self._used[pool] + count <= limit
 
     def _schedule(self, machine: Machine, event: str, at: int) -> None:
         machine.due[event] = at
@@ -452,42 +347,6 @@ class Engine:
         if window_s is None or before is None or now >= before.created_at + micros(window_s):
             return None
         return before
-
-    def _offer_of(self, order: Order) -> Offer:
-        scenario = self.scenario
-        if order.region not in (scenario.regions or ("",)):
-            raise Refused(Refusal.UNKNOWN_REGION, f"there is no region {order.region!r}")
-        offer = self._offers.get((order.region, (order.accelerator or "").lower()))
-        what = order.accelerator or "a machine without accelerator"
-        if offer is None or order.tier not in offer.usd_per_hour:
-            raise Refused(Refusal.UNSUPPORTED, f"{what} is not offered as {order.tier}{_in(order.region)}")
-        if order.accelerator and order.count not in offer.counts:
-            raise Refused(Refusal.UNSUPPORTED, f"{what} is not offered with {order.count} GPUs")
-        if not order.image:
-            raise Refused(Refusal.INVALID, "image must not be empty")
-        if order.name is not None and not 1 <= len(order.name) <= 63:
-            raise Refused(Refusal.INVALID, "name must have 1 to 63 characters")
-        return offer
-
-    def _check_ceiling(self, order: Order, meters: Meters) -> None:
-        ceiling = order.ceiling_usd_per_hour
-        if not self.scenario.check_ceiling or ceiling is None:
-            return
-        price = sum(
-            (Decimal(quantity) * Decimal(usd) for _, quantity, usd in meters if usd is not None), Decimal(0)
-        )
-        if price > ceiling:
-            raise Refused(Refusal.PRICE, f"{price} dollars an hour is above the ceiling of {ceiling}")
-
-    def _meters(self, pool: Pool, offer: Offer, *, count: int, disk_gib: int | None = None) -> Meters:
-        usd = _text(self._prices.get(pool))
-        meters: Meters = [("gpu", str(count), usd) if offer.accelerator else ("machine", "1", usd)]
-        if offer.machine_usd_per_hour:
-            meters.append(("machine", "1", str(offer.machine_usd_per_hour)))
-        if self.scenario.disk_usd_per_gib_hour is not None:
-            gib = max(self.scenario.disk_min_gib, disk_gib or 0)
-            meters.append(("disk", str(gib), str(self.scenario.disk_usd_per_gib_hour)))
-        return meters
 
     def _pick_host(self, avoid: frozenset[str]) -> str | None:
         hosts = [f"host-{number}" for number in range(1, self.scenario.hosts + 1)]
@@ -532,12 +391,6 @@ class Engine:
     def _save(self, machine: Machine) -> None:
         self.journal.append("machine", asdict(machine))
 
-    def _require_pool(self, pool: Pool) -> None:
-        if pool not in self._prices:
-            raise Refused(
-                Refusal.UNSUPPORTED, f"{pool[2] or 'no accelerator'} {pool[1]}{_in(pool[0])} is not offered"
-            )
-
     def _restore(self) -> None:
         records: dict[str, Any] = {}
         for kind, value in self.journal.read():
@@ -561,7 +414,10 @@ class Engine:
             anchor=about["anchor"], scale=self.scenario.clock.scale, skew_s=self.scenario.clock.skew_s
         )
         self.faults.restore(records.get("faults", []))
-        self._apply(records.get("changed", self._changed))
+        if "market" in records:
+            self.market.restore(records["market"])
+        if "life" in records:
+            self.life = Life.model_validate(records["life"])
         for machine in self.machines.values():
             self._number = max(self._number, machine.number)
             if machine.state != "gone" or "forget" in machine.due:
@@ -569,44 +425,17 @@ class Engine:
             if machine.token:
                 self._by_token[machine.token] = machine
             if machine.holds_capacity:
-                self._hold(machine, 1)
+                self.market.hold(machine, 1)
             due = dict(machine.due)
             if machine.state == "queued" and not due.keys() & {"start"}:
-                due["start"] = machine.created_at  # it waited for capacity
+                due["start"] = self.clock.now()  # it waited for capacity, and goes on waiting
             for event, at in due.items():
                 self._schedule(machine, event, at)
+        kept = [("about", about), ("market", self.market.changed), ("faults", self.faults.dump())]
+        if "life" in records:
+            kept.append(("life", records["life"]))
         self.journal.restart(
-            [("about", about), ("changed", self._changed), ("faults", self.faults.dump())]
+            kept
             + [("create", create) for create in self.creates]
             + [("machine", asdict(machine)) for machine in self.machines.values()]
         )
-
-    def _apply(self, changed: dict[str, Any]) -> None:
-        self._changed = changed
-        for name, units in changed["capacity"].items():
-            region, tier, accelerator = name.split("/")
-            if units is None:
-                self._capacity.pop((region, tier, accelerator), None)
-            else:
-                self._capacity[(region, tier, accelerator)] = units
-        for name, usd in changed["prices"].items():
-            region, tier, accelerator = name.split("/")
-            self._prices[(region, tier, accelerator)] = None if usd is None else Decimal(usd)
-        if changed["life"] is not None:
-            self.life = Life.model_validate(changed["life"])
-
-
-def _pool(region: str, tier: Tier, accelerator: str | None) -> Pool:
-    return (region, tier.value, (accelerator or "").lower())
-
-
-def _pool_of(machine: Machine) -> Pool:
-    return _pool(machine.region, Tier(machine.tier), machine.accelerator)
-
-
-def _text(usd: Decimal | None) -> str | None:
-    return None if usd is None else str(usd)
-
-
-def _in(region: str) -> str:
-    return f" in {region}" if region else ""

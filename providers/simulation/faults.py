@@ -20,7 +20,7 @@ FaultKind = Literal[
     "garbage",  # 200, and a body that cannot be read
     "error_body",  # 200, and a body that says error
     "throttle",  # 429 with Retry-After
-    "refuse",  # a documented refusal: `code` is a word of `engine.Refusal`
+    "refuse",  # a documented refusal: `code` is a word of `orders.Refusal`
     "expired",  # the credential is not accepted
     "slow",  # the answer takes `delay_s` longer
     "hold",  # the answer waits until the fault is cleared

@@ -20,8 +20,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from providers.simulation.clock import as_http_date
-from providers.simulation.engine import Engine, Refusal, Refused
+from providers.simulation.engine import Engine
 from providers.simulation.faults import Call, Fault
+from providers.simulation.orders import Refusal, Refused
 
 _TRANSPORT = "simulation.transport"
 _HELD_CHECK_S = 0.05
