@@ -44,6 +44,11 @@ class CallBudget:
         self._refill()
         self._tokens = min(self._tokens, 1 - for_s * self._rate)
 
+    def charge(self, calls: int) -> None:
+        """Calls that were made without a turn of their own: the further pages of a list."""
+        self._refill()
+        self._tokens -= calls
+
     def _refill(self) -> None:
         now = asyncio.get_running_loop().time()
         if self._at is not None:

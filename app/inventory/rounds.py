@@ -143,6 +143,10 @@ class Inventory:
             for known in self.of_claim(uid)
         )
 
+    def now(self) -> float:
+        """This inventory's clock."""
+        return self._clock()
+
     # --- what others tell ---
 
     def on_round(self, listener: Callable[[Judged], None]) -> None:
@@ -238,6 +242,7 @@ class Inventory:
             rounds = _all_unknown(regions, str(error))
         except (ProviderError, TimeoutError) as error:
             rounds = _all_unknown(regions, str(error) or type(error).__name__)
+        account.budget.charge(sum(one.calls for one in rounds) - 1)
         answered = {one.region for one in rounds}
         missing = _all_unknown(regions - answered, "the region was not answered")
         for one in (*rounds, *missing):

@@ -183,12 +183,20 @@ def meters_json(meters: tuple[Meter, ...]) -> list[dict[str, str | None]]:
             "kind": meter.kind.value,
             "quantity": str(meter.quantity),
             "usd": None if meter.usd is None else str(meter.usd),
+            "label": meter.label,
         }
         for meter in meters
     ]
 
 
-def request_hash(claim: ClaimSpec, workload: Workload, offering: Offering) -> str:
+def request_hash(
+    claim: ClaimSpec,
+    workload: Workload,
+    offering: Offering,
+    *,
+    avoid: frozenset[str],
+    ceiling: Decimal | None,
+) -> str:
     """A digest of the exact request: a replay must be byte-identical, secrets included."""
     body = orjson.dumps(
         {
@@ -197,6 +205,8 @@ def request_hash(claim: ClaimSpec, workload: Workload, offering: Offering) -> st
             "region": claim.region,
             "tier": claim.tier.value,
             "options": dict(claim.options),
+            "avoid": sorted(avoid),
+            "ceiling": None if ceiling is None else str(ceiling.normalize()),
         },
         option=orjson.OPT_SORT_KEYS,
         default=_plain,

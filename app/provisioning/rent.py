@@ -190,8 +190,8 @@ class Renter:
         identity = Identity(
             installation=core.installation, claim_uid=claim.uid, attempt=number, sequence=sequence
         )
-        digest = request_hash(claim, workload, offering)
         ceiling = claim.max_price if claim.max_price is not None else price
+        digest = request_hash(claim, workload, offering, avoid=rows.avoid_hosts, ceiling=ceiling)
 
         began = core.clock()  # before the insert is sent: send_by is later than began + window for certain
         reach("intent.before")
@@ -311,9 +311,11 @@ class Renter:
             if not first:  # no rejection after an Unknown settles anything
                 return self._unknown(life, attempt, answer.message, 0.0)
             return await self._rejected(life, attempt, answer, policy, epoch)
-        return await self._accepted(life, attempt, answer, epoch)
+        return await self._accepted(life, attempt, answer, policy, epoch)
 
-    async def _accepted(self, life: Life, attempt: Attempt, answer: Accepted, epoch: int) -> Outcome:
+    async def _accepted(
+        self, life: Life, attempt: Attempt, answer: Accepted, policy: Policy, epoch: int
+    ) -> Outcome:
         core, claim = self._core, life.claim
         facts = RunFacts(
             attempt=attempt.number,
@@ -348,12 +350,23 @@ class Renter:
             return Waiting(why=Why.RETRY, message="another machine was recorded first", after_s=0.05)
         return Over() if state in ("ending", "ended") else self._unknown(life, attempt, "not recorded", 0.0)
 
-    async def _too_dear(self, life: Life, message: str, epoch: int) -> Outcome:
+    async def _send_back(self, life: Life, unfit: Rejection, policy: Policy, epoch: int) -> Outcome:
+        """The machine is recorded, but not what was asked for: release it, and count it as a refusal."""
+        columns = life.claim.columns()
         async with begin(self._core.engine) as conn:
-            life.state = await rentals.begin_ending(
-                conn, life.claim.columns(), reason=RejectionKind.PRICE.value, epoch=epoch
-            )
-        return Refused(kind=RejectionKind.PRICE, message=message)
+            life.state = await rentals.begin_ending(conn, columns, reason=unfit.kind.value, epoch=epoch)
+            if unfit.scope is not None:
+                await rentals.block(
+                    conn,
+                    columns,
+                    unfit.scope,
+                    template=None,
+                    kind=unfit.kind.value,
+                    message=unfit.message,
+                    ttl_s=policy.block_ttl_s,
+                )
+        log.info("rented, but unfit", kind=unfit.kind.value, message=unfit.message)
+        return Refused(kind=unfit.kind, message=unfit.message)
 
     async def _rejected(
         self, life: Life, attempt: Attempt, answer: Rejection, policy: Policy, epoch: int
@@ -449,7 +462,9 @@ class Renter:
                 conn,
                 claim.uid,
                 number=row.number,
-                request_hash=request_hash(claim, workload, offering),
+                request_hash=request_hash(
+                    claim, workload, offering, avoid=rows.avoid_hosts, ceiling=row.ceiling_usd_per_hour
+                ),
                 epoch=epoch,
                 window_s=core.settings.send_window_s,
                 effect_s=account.provision_timeout_s,
@@ -466,7 +481,7 @@ class Renter:
             account=claim.account,
             region=claim.region,
             tier=claim.tier,
-            ceiling_usd_per_hour=claim.max_price,
+            ceiling_usd_per_hour=row.ceiling_usd_per_hour,
             options=claim.options,
         )
         mark = Mark(sequence=row.sequence, send_by=send_by)
@@ -489,6 +504,17 @@ class Renter:
 
     def _wait(self, life: Life, why: Why, message: str) -> Waiting:
         return Waiting(why=why, message=message, after_s=self._core.backoff(life))
+
+
+def _unfit(claim: ClaimSpec, answer: Accepted) -> Rejection | None:
+    """Why an accepted machine must go back at once: the adapter says so, or it is dearer than the ceiling."""
+    if answer.unfit is not None:
+        return answer.unfit
+    price = usd_per_hour(answer.meters)
+    if claim.max_price is not None and price is not None and price > claim.max_price:
+        message = f"rented at ${price}/h, at most ${claim.max_price}/h"
+        return Rejection(kind=RejectionKind.PRICE, message=message)
+    return None
 
 
 def _settled_in_memory(life: Life) -> Outcome | None:

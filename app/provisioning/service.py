@@ -10,6 +10,7 @@ from collections.abc import Callable
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from app.inventory.accounts import Accounts
+from app.inventory.records import Recorder
 from app.inventory.rounds import AccountKey, Inventory
 from app.provisioning.core import Core
 from app.provisioning.follow import Follower
@@ -52,6 +53,7 @@ class Provisioning:
             leadership=leadership,
         )
         self._renter, self._releaser = Renter(self._core), Releaser(self._core)
+        self._recorder = Recorder(self.inventory, engine=engine, installation=installation)
         self._follower = Follower(self._core, port=port, release=self._releaser.release)
 
     def on_change(self, listener: Callable[[ClaimUid], None]) -> None:
@@ -90,6 +92,7 @@ class Provisioning:
         """Poll the clouds and follow what they show, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.inventory.run(), name="inventory")
+            tasks.create_task(self._recorder.run(), name="inventory-rows")
             tasks.create_task(self._follower.run(), name="follow")
 
     def _scope(self, key: AccountKey) -> set[str]:

@@ -25,6 +25,7 @@ class AttemptRow:
     sequence: int
     identity: str | None
     request_hash: str | None
+    ceiling_usd_per_hour: Decimal | None
     region: str
     sends: int
     send_by_in_s: float
@@ -69,7 +70,7 @@ class Rows:
 _ATTEMPTS = """
     select coalesce(jsonb_agg(jsonb_build_object(
         'number', number, 'sequence', sequence, 'identity', identity, 'request_hash', request_hash,
-        'region', region, 'sends', sends,
+        'ceiling_usd_per_hour', ceiling_usd_per_hour::text, 'region', region, 'sends', sends,
         'send_by_in_s', extract(epoch from send_by - clock_timestamp())::float8,
         'age_s', extract(epoch from clock_timestamp() - created_at)::float8,
         'settled_ago_s', extract(epoch from clock_timestamp() - settled_at)::float8,
@@ -111,6 +112,11 @@ async def load(conn: AsyncConnection, uid: ClaimUid, *, provider: str, account: 
         next_sequence=row.next_sequence,
         avoid_hosts=frozenset(row.hosts),
     )
+
+
+def _exact(item: dict[str, Any], money: str) -> dict[str, Any]:
+    """JSON would make money a float: it travels as text."""
+    return item | {money: None if item[money] is None else Decimal(item[money])}
 
 
 async def sequence_above(conn: AsyncConnection, floor: int) -> int:

@@ -1,0 +1,132 @@
+"""Rounds and machines written down: a row of `instance_seen` when a machine changes, stretches of rounds.
+
+A record only: nothing is decided from it while the process lives, so a store that is away loses nothing but
+detail, and the newest state of every machine and place is written when it is back.
+"""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+import structlog
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from app.inventory.identity import parse
+from app.inventory.rounds import Inventory, Judged, Place
+from app.store import rounds, seen
+from app.store.engine import StoreUnavailable, begin, database_now
+from providers.base import Machine, ResourceId, usd_per_hour
+
+log = structlog.get_logger()
+EVERY_S = 0.5
+KEEP_ROUNDS_S = 7 * 24 * 3600.0
+PRUNE_EVERY_S = 3600.0
+
+
+class Recorder:
+    """Follows an inventory's rounds; `run` writes them in batches."""
+
+    def __init__(self, inventory: Inventory, *, engine: AsyncEngine, installation: str) -> None:
+        self._engine, self._installation, self._inventory = engine, installation, inventory
+        self._rounds: dict[Place, Judged] = {}
+        self._changed: dict[tuple[str, str, ResourceId], seen.Seen] = {}
+        self._absent: dict[Place, set[ResourceId]] = {}
+        self._written: dict[Place, dict[ResourceId, seen.Seen]] = {}
+        self._due = asyncio.Event()
+        inventory.on_round(self._take)
+
+    def _take(self, judged: Judged) -> None:
+        place = judged.place
+        self._rounds[place] = judged
+        held = self._written.setdefault(place, {})
+        shown = {}
+        for machine in judged.machines:
+            row = _seen(machine, judged, self._installation)
+            shown[machine.ref.resource_id] = row
+            if held.get(machine.ref.resource_id) != row:
+                held[machine.ref.resource_id] = row
+                self._changed[row.key] = row
+        if judged.unknown is None:
+            for resource_id in held.keys() - shown.keys():
+                self._absent.setdefault(place, set()).add(resource_id)
+                del held[resource_id]
+        self._due.set()
+
+    async def run(self) -> None:
+        """Write what has changed, at most every half second, until cancelled; prune now and then."""
+        loop = asyncio.get_running_loop()
+        prune_at = loop.time() + PRUNE_EVERY_S
+        while True:
+            await self._due.wait()
+            self._due.clear()
+            try:
+                await self._flush()
+                if loop.time() >= prune_at:
+                    prune_at = loop.time() + PRUNE_EVERY_S
+                    async with begin(self._engine) as conn:
+                        await rounds.prune(conn, older_than_s=KEEP_ROUNDS_S)
+            except StoreUnavailable as error:
+                log.info("rounds not written yet", error=str(error)[:256])
+                self._due.set()
+            await asyncio.sleep(EVERY_S)
+
+    async def _flush(self) -> None:
+        judged, changed, absent = self._rounds, self._changed, self._absent
+        self._rounds, self._changed, self._absent = {}, {}, {}
+        try:
+            async with begin(self._engine) as conn:
+                now, here = await database_now(conn), self._inventory.now()
+                await seen.record(conn, changed.values())
+                for place, ids in sorted(absent.items(), key=lambda item: str(item[0])):
+                    await seen.mark_absent(
+                        conn,
+                        provider=place.provider,
+                        account=place.account,
+                        resource_ids=sorted(ids),
+                        since=now,
+                    )
+                await rounds.record(conn, [_round(one, now, here) for one in judged.values()])
+        except StoreUnavailable:
+            self._rounds = judged | self._rounds
+            self._changed = changed | self._changed
+            for place, ids in absent.items():
+                back = {key[2] for key in self._changed if key[:2] == (place.provider, place.account)}
+                self._absent.setdefault(place, set()).update(ids - back)
+            raise
+
+
+def _seen(machine: Machine, judged: Judged, installation: str) -> seen.Seen:
+    identity = parse(machine.identity)
+    ours = identity if identity is not None and identity.installation == installation else None
+    return seen.Seen(
+        provider=machine.ref.provider,
+        account=machine.ref.account,
+        resource_id=machine.ref.resource_id,
+        region=machine.ref.region,
+        state=machine.state.value,
+        account_id=judged.account_id,
+        identity=machine.identity,
+        claim_uid=ours.claim_uid if ours else None,
+        attempt=ours.attempt if ours else None,
+        sequence=ours.sequence if ours else None,
+        end_reason=machine.end.reason.value if machine.end else None,
+        exit_code=machine.end.exit_code if machine.end else None,
+        endpoint=machine.endpoint,
+        host=machine.host,
+        usd_per_hour=usd_per_hour(machine.meters),
+        provider_created_at=machine.created_at,
+    )
+
+
+def _round(judged: Judged, now: datetime, here: float) -> rounds.Round:
+    """The round on the database's clock: ``here`` is our monotonic clock at database time ``now``."""
+    return rounds.Round(
+        provider=judged.place.provider,
+        account=judged.place.account,
+        region=judged.place.region,
+        complete=judged.unknown is None,
+        reason=judged.unknown[:500] if judged.unknown else None,
+        account_id=judged.account_id,
+        machines=len(judged.machines),
+        began_at=(now - timedelta(seconds=here - judged.began_at)).astimezone(UTC),
+        ended_at=(now - timedelta(seconds=here - judged.ended_at)).astimezone(UTC),
+    )
