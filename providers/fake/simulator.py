@@ -151,7 +151,7 @@ class _Api:
         phantom = asked.fault("phantom") is not None
         made = self._engine.create(order, now=asked.now, phantom=phantom)
         status = 200 if made.replayed else 201
-        reserved = made.machine.state != "queued" and not phantom
+        reserved = phantom or made.machine.state != "queued"
         shown = self._machine(made.machine, asked.now)
         return Answer(status=status, body=shown | {"account_id": self._account(asked), "reserved": reserved})
 

@@ -5,6 +5,7 @@ anchored once, in the state on disk, and goes on from there after a restart.
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -30,6 +31,10 @@ def as_http_date(at: int) -> str:
     return format_datetime(as_datetime(at).replace(microsecond=0), usegmt=True)
 
 
+def real_time() -> int:
+    return time.time_ns() // 1000
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clock:
     """``anchor`` is the real time at which simulated and real time agreed; both run from there."""
@@ -37,11 +42,8 @@ class Clock:
     anchor: int
     scale: float = 1.0
     skew_s: float = 0.0
+    real: Callable[[], int] = real_time
 
     def now(self) -> int:
-        real = time.time_ns() // 1000
+        real = self.real()
         return self.anchor + round((real - self.anchor) * self.scale) + micros(self.skew_s)
-
-    def real_s(self, simulated_s: float) -> float:
-        """How long a simulated span lasts for whoever waits for it."""
-        return simulated_s / self.scale

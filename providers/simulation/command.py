@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -29,7 +28,7 @@ def run(routes: Routes, *, default: str, scenario_file: Path | None, state: Path
     )
     journal = Journal(state)
     try:
-        engine = Engine(facts, journal, real_now=time.time_ns() // 1000)
+        engine = Engine(facts, journal)
         app = Starlette(routes=[*routes(engine), *control.routes(engine)])
         asyncio.run(serve(app, port=port))
     finally:

@@ -10,12 +10,13 @@ machine of count n needs n of them at once, from booting until it is gone.
 
 import heapq
 from collections import Counter, deque
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
 from typing import Any
 
 from providers.base import Tier
-from providers.simulation.clock import Clock, micros
+from providers.simulation.clock import Clock, micros, real_time
 from providers.simulation.faults import Faults
 from providers.simulation.market import Market, Meters, Pool, pool_of, pool_of_order, text, within
 from providers.simulation.orders import Order, Refusal, Refused
@@ -32,8 +33,8 @@ class Created:
 class Engine:
     """One cloud over one journal. Every method is called from one event loop, after `advance`."""
 
-    def __init__(self, scenario: Scenario, journal: Journal, *, real_now: int) -> None:
-        """Continue from the journal, or begin anew where it is empty.
+    def __init__(self, scenario: Scenario, journal: Journal, *, real: Callable[[], int] = real_time) -> None:
+        """Continue from the journal, or begin anew where it is empty; ``real`` is the machine's own clock.
 
         Raises:
             StateError: the journal belongs to another account's cloud, or is damaged.
@@ -41,7 +42,8 @@ class Engine:
         self.scenario = scenario
         self.journal = journal
         self.life: Life = scenario.life
-        self.clock = Clock(anchor=real_now, scale=scenario.clock.scale, skew_s=scenario.clock.skew_s)
+        facts = scenario.clock
+        self.clock = Clock(anchor=real(), scale=facts.scale, skew_s=facts.skew_s, real=real)
         self.faults = Faults(lambda dumped: journal.append("faults", dumped))
         self.machines: dict[str, Machine] = {}
         self.creates: list[dict[str, Any]] = []
@@ -410,9 +412,7 @@ class Engine:
             raise StateError(
                 f"the state is that of account {about['account']}, not of {self.scenario.account}"
             )
-        self.clock = Clock(
-            anchor=about["anchor"], scale=self.scenario.clock.scale, skew_s=self.scenario.clock.skew_s
-        )
+        self.clock = replace(self.clock, anchor=about["anchor"])
         self.faults.restore(records.get("faults", []))
         if "market" in records:
             self.market.restore(records["market"])

@@ -189,8 +189,13 @@ def parse(text: str, *, source: str = "scenario") -> Scenario:
         return Scenario.model_validate(raw)
     except ValidationError as error:
         lines = []
-        for item in error.errors(include_url=False, include_input=False):
-            field = ".".join(str(part) for part in item["loc"])
+        found = error.errors(include_url=False, include_input=False)
+        places = [item["loc"] for item in found]
+        for item in found:
+            place = item["loc"]
+            if any(len(other) > len(place) and other[: len(place)] == place for other in places):
+                continue  # it only says that something inside it is wrong
+            field = ".".join(str(part) for part in place)
             message = item["msg"].removeprefix("Value error, ")
             lines.append(f"{source}: {field}: {message}" if field else f"{source}: {message}")
         raise ScenarioError("\n".join(lines)) from None

@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 
 
-class StateError(Exception):
+class StateError(ValueError):
     """The state folder cannot be used: another simulator has it, or the journal is damaged."""
 
 
