@@ -44,7 +44,7 @@ def _list_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.group("blocks", invoke_without_command=True)
 @_list_options
 @click.pass_context
-def group(context: click.Context, **options: Any) -> None:
+def group(context: click.Context, /, **options: Any) -> None:
     """Show what clouds have refused a moment ago, or end it."""
     if context.invoked_subcommand is None:
         context.invoke(list_blocks, **options)

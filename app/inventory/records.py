@@ -28,7 +28,7 @@ class Recorder:
     def __init__(self, inventory: Inventory, *, engine: AsyncEngine, installation: str) -> None:
         self._engine, self._installation, self._inventory = engine, installation, inventory
         self._rounds: dict[Place, Judged] = {}
-        self._changed: dict[tuple[str, str, ResourceId], seen.Seen] = {}
+        self._changed: dict[seen.Key, seen.Seen] = {}
         self._absent: dict[Place, set[ResourceId]] = {}
         self._written: dict[Place, dict[ResourceId, seen.Seen]] = {}
         self._due = asyncio.Event()
@@ -89,7 +89,9 @@ class Recorder:
             self._rounds = judged | self._rounds
             self._changed = changed | self._changed
             for place, ids in absent.items():
-                back = {key[2] for key in self._changed if key[:2] == (place.provider, place.account)}
+                back = {
+                    ResourceId(key[2]) for key in self._changed if key[:2] == (place.provider, place.account)
+                }
                 self._absent.setdefault(place, set()).update(ids - back)
             raise
 

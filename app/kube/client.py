@@ -50,6 +50,7 @@ _PATCH_TYPES: dict[PatchKind, str] = {
 _JSON = "application/json"
 _METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 _LOST = (aiohttp.ClientError, TimeoutError, OSError)
+_pause = asyncio.sleep
 
 
 class Kube:
@@ -324,7 +325,7 @@ class _Transport:
                         lost += 1
                     case _:
                         raise refusal
-            await asyncio.sleep(delay_s)
+            await _pause(delay_s)
 
     async def lines(
         self, path: str, query: str, *, agent: str, silence_s: float

@@ -3,8 +3,8 @@
 The server's own words decide: an HTTP status alone cannot tell "this object is not the one you mean any
 more" (`Replaced`) from "it changed since you read it" (`Conflict`). The answers that are matched here were
 seen on 1.36 and are proven against a real server by ``tests/cluster/kube/test_errors.py``. Two are not
-decided here, since the answer does not tell: a failed ``test`` of a JSON patch is a bare 422, and an old version
-hides a wrong UID behind it. There the client looks again.
+decided here, since the answer does not tell: a failed ``test`` of a JSON patch is a bare 422, and an old
+version hides a wrong UID behind it. There the client looks again.
 """
 
 import re

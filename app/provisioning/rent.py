@@ -340,11 +340,8 @@ class Renter:
             life.ref, life.identity, life.quoted = answer.ref, attempt.identity, answer
             life.reserved, life.rented_at = answer.reserved, core.clock()
             core.notify(claim.uid)
-            price = usd_per_hour(answer.meters)
-            if claim.max_price is not None and price is not None and price > claim.max_price:
-                return await self._too_dear(
-                    life, f"rented at ${price}/h, at most ${claim.max_price}/h", epoch
-                )
+            if (unfit := _unfit(claim, answer)) is not None:
+                return await self._send_back(life, unfit, policy, epoch)
             return Rented(ref=answer.ref)
         if state == "live":
             return Waiting(why=Why.RETRY, message="another machine was recorded first", after_s=0.05)

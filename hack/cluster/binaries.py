@@ -14,6 +14,7 @@ import hashlib
 import os
 import platform
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.processes import spawn, stop, tail
+from app.processes import spawn, tail
 from hack.cluster import golang
 
 GOMOD = Path(__file__).resolve().parent.parent / "gomod"
@@ -214,7 +215,9 @@ def _compile(program: Program, *, go: golang.Go, work: Path, title: str, progres
                 progress.tick(f"building {title} … {time.monotonic() - began_s:.0f} s, {_state(log)}")
                 time.sleep(0.2)
         finally:
-            stop(process, grace_s=5)
+            if process.poll() is None:  # Ctrl-C: the compilers that go has started must go too
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
         if process.returncode == 0:
             break
         text = tail(log, lines=30)
