@@ -1,4 +1,4 @@
-"""Why a Pod is still gated, in one sentence for its condition and Event, and which reason to count. Pure.
+"""What a ranking means: the reason that is counted, the sentence on the Pod, the row for the record. Pure.
 
 The text depends on the ranking alone, so an unchanged situation gives an unchanged text and no write.
 """
@@ -7,8 +7,11 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from app.api.reasons import DeferralReason, SkipReason
-from app.placement.rank import Place, Skip
+from app.placement.rank import Place, Skip, chosen
+from app.placement.request import PlacementRequest
+from app.store.decisions import Decision
 
+PLACED = "placed"  # the outcome of a decision that is no deferral
 EXAMPLES = 3  # places named for each reason; the decision row has them all
 
 _WORDS = {
@@ -48,6 +51,36 @@ def sentence(places: Sequence[Place]) -> str:
     for reason in dict.fromkeys(skip.reason for skip in skips):
         parts.append(_part(reason, [skip for skip in skips if skip.reason is reason]))
     return f"{len(places) - len(skips)} of {len(places)} candidates: {', '.join(parts)}"
+
+
+def decision_of(request: PlacementRequest, pool: str, places: list[Place]) -> Decision:
+    """The row for one ranking: every place, in the order of trying."""
+    candidate = chosen(places)
+    shown = [
+        {
+            "provider": place.provider,
+            "account": place.account,
+            "region": place.region,
+            "tier": place.tier.value,
+            "price": None if isinstance(place, Skip) else place.usd_per_hour,
+            "skip": place.reason.value if isinstance(place, Skip) else None,
+            "detail": place.detail if isinstance(place, Skip) else "",
+        }
+        for place in places
+    ]
+    return Decision(
+        pod_namespace=request.namespace,
+        pod_name=request.name,
+        pod_uid=request.uid,
+        pool=pool,
+        outcome=PLACED if candidate else deferral_of(places).value,
+        provider=candidate.provider if candidate else None,
+        account=candidate.account if candidate else None,
+        region=candidate.region if candidate else None,
+        tier=candidate.tier.value if candidate else None,
+        usd_per_hour=candidate.usd_per_hour if candidate else None,
+        candidates=shown,
+    )
 
 
 def _part(reason: SkipReason, skips: Sequence[Skip]) -> str:

@@ -1,0 +1,67 @@
+"""The gated Pods that wait, for what, and what wakes them. In memory: a new leader looks at all anyway."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from app.api.reasons import DeferralReason
+
+Key = tuple[str, str]
+"""A Pod's namespace and name."""
+
+_FNV_OFFSET, _FNV_PRIME, _64_BITS = 0xCBF29CE484222325, 0x100000001B3, 2**64 - 1
+_PLACE_REASONS = frozenset({DeferralReason.ALL_BLOCKED, DeferralReason.NO_CANDIDATE})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """Why one Pod waits. ``blocks``: row id to end, of every block that its last look met."""
+
+    reason: DeferralReason
+    blocks: Mapping[int, datetime] = field(default_factory=dict)
+
+
+class Waiting:
+    """Who waits for what."""
+
+    def __init__(self) -> None:
+        self._waits: dict[Key, Wait] = {}
+
+    def put(self, key: Key, wait: Wait) -> None:
+        self._waits[key] = wait
+
+    def drop(self, key: Key) -> None:
+        self._waits.pop(key, None)
+
+    def get(self, key: Key) -> Wait | None:
+        return self._waits.get(key)
+
+    def for_a_place(self) -> list[Key]:
+        """Pods that another node, offering or account could help."""
+        return [key for key, wait in self._waits.items() if wait.reason in _PLACE_REASONS]
+
+    @property
+    def on_blocks(self) -> bool:
+        """Whether anybody waits for a block to end."""
+        return any(wait.blocks for wait in self._waits.values())
+
+    def freed(self, live: Iterable[int], *, now: datetime) -> list[Key]:
+        """Pods that met a block which is gone before its time: a person cleared it.
+
+        Those whose block has lapsed are not among them: each comes back at its own moment after that.
+        """
+        held = set(live)
+        return [
+            key
+            for key, wait in self._waits.items()
+            if any(row not in held and until > now for row, until in wait.blocks.items())
+        ]
+
+
+def offset_s(uid: str, *, spread_s: float) -> float:
+    """A Pod's own part of ``spread_s``, always the same: Pods that wait for one block come back apart."""
+    digest = _FNV_OFFSET
+    for byte in uid.encode():
+        digest = ((digest ^ byte) * _FNV_PRIME) & _64_BITS
+    spread_ns = int(spread_s * 1e9)
+    return digest % spread_ns / 1e9 if spread_ns else 0.0
