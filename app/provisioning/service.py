@@ -5,6 +5,7 @@ cloud, the store or the API server does.
 """
 
 import asyncio
+import time
 from collections.abc import Callable
 
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -35,6 +36,7 @@ class Provisioning:
         installation: str,
         leadership: Leadership,
         port: ClaimPort,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.inventory = Inventory(
             accounts=accounts,
@@ -42,6 +44,7 @@ class Provisioning:
             settings=settings,
             scope=self._scope,
             recorded_account=lambda key: self._core.recorded_account(key),
+            clock=clock,
         )
         self._core = Core(
             accounts=accounts,
@@ -51,6 +54,7 @@ class Provisioning:
             settings=settings,
             installation=installation,
             leadership=leadership,
+            clock=clock,
         )
         self._renter, self._releaser = Renter(self._core), Releaser(self._core)
         self._recorder = Recorder(self.inventory, engine=engine, installation=installation)

@@ -1,0 +1,112 @@
+"""``nebula run``: one replica. Its options are the fields of `app.settings.Settings`, made from them."""
+
+import asyncio
+import os
+import types
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, Literal, get_args, get_origin
+
+import click
+
+from app.settings import Settings, SettingsError, flag_of, load
+
+
+def _with_settings(command: Callable[..., Any]) -> Callable[..., Any]:
+    for name, field in reversed(Settings.model_fields.items()):
+        shown = field.description or ""
+        kind: Any = str
+        if field.annotation is bool:
+            option = click.option(
+                f"{flag_of(name)}/--no-{name.replace('_', '-')}", name, default=None, help=shown
+            )
+        else:
+            choices = _choices(field.annotation)
+            if choices:
+                kind = click.Choice(choices)
+            default = field.get_default()
+            if default is not None and default != () and not shown.endswith("."):
+                shown += "."
+            if default is not None and default != ():
+                shown += f" [{default}]"
+            option = click.option(
+                flag_of(name), name, type=kind, metavar=None if choices else "VALUE", help=shown
+            )
+        command = option(command)
+    return command
+
+
+def _choices(annotation: Any) -> list[str]:
+    if get_origin(annotation) is Literal:
+        return [str(value) for value in get_args(annotation)]
+    if isinstance(annotation, types.UnionType):
+        return [choice for part in get_args(annotation) for choice in _choices(part)]
+    return []
+
+
+@click.command("run")
+@_with_settings
+def command(**flags: Any) -> None:
+    """Run one replica: webhooks always, controllers while it leads.
+
+    Each option is also a variable: --lease-renew-s is NEBULA_LEASE_RENEW_S. A flag wins.
+    """
+    try:
+        settings = load(flags, os.environ)
+        errors = _check(settings)
+    except SettingsError as error:
+        errors = error.errors
+    if errors:
+        raise click.UsageError("these options cannot be used:\n" + "\n".join(f"  {line}" for line in errors))
+
+    from app.telemetry import logs
+
+    logs.configure(level=settings.log_level, style=settings.log_format)
+    with ExitStack() as stack:
+        if settings.dev:
+            from app.dev import bring_up
+
+            settings = stack.enter_context(bring_up(settings))
+        asyncio.run(_run(settings))
+
+
+def _check(settings: Settings) -> list[str]:
+    """What no field can check alone."""
+    from app.inventory.accounts import check_adapters
+
+    errors = check_adapters(settings.providers)
+    in_cluster = "KUBERNETES_SERVICE_HOST" in os.environ
+    if settings.dev and in_cluster:
+        errors.append("--dev: never in a cluster; give --database-url and --providers")
+    if not settings.dev and settings.database_url is None:
+        errors.append("--database-url: required (NEBULA_DATABASE_URL); --dev brings a database of its own")
+    if not settings.dev and not settings.providers:
+        errors.append("--providers: required (NEBULA_PROVIDERS); --dev brings a fake cloud")
+    return errors
+
+
+async def _run(settings: Settings) -> None:
+    import asyncio.sslproto
+    from typing import cast
+
+    from app.kube import paths
+    from app.kube.auth import NoCluster
+    from app.kube.client import Kube
+    from app.manager import Replica
+
+    # The API server opens up to a hundred webhook connections in a burst, and each would hold 256 KiB.
+    cast(Any, asyncio.sslproto.SSLProtocol).max_size = 32 * 1024
+    try:
+        kube = await Kube.connect(kubeconfig=settings.kubeconfig)
+    except NoCluster as error:
+        raise click.ClickException(str(error)) from None
+    async with kube:
+        if settings.dev:
+            from app.dev import prepare_cluster
+
+            await prepare_cluster(kube, settings.namespace)
+        elif await kube.find(paths.namespace(settings.namespace)) is None:
+            raise click.ClickException(
+                f"namespace {settings.namespace} does not exist: create it, or --namespace"
+            )
+        await Replica(settings, kube=kube).run()

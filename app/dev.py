@@ -1,0 +1,88 @@
+"""What ``nebula run --dev`` brings along: an embedded Postgres, a fake cloud, the CRDs and the namespace.
+
+For somebody's laptop and for tests; `app.cli.run` refuses it inside a cluster.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import structlog
+
+from app import processes
+from app.api.crds import load_crds
+from app.kube import paths
+from app.kube.client import Kube, Obj
+from app.kube.errors import Exists
+from app.settings import ProviderEntry, Settings
+from app.store.devserver import DevPostgres
+
+log = structlog.get_logger()
+CLOUD_START_S = 30.0
+
+
+@contextmanager
+def bring_up(settings: Settings) -> Iterator[Settings]:
+    """Start what the settings do not name, and give the settings that name it; stop it all at the end."""
+    folder = Path(settings.dev_dir) if settings.dev_dir else default_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    changes: dict[str, object] = {}
+    with ExitStack() as stack:
+        if settings.database_url is None:
+            server = stack.enter_context(DevPostgres(folder / "postgres", durable=True))
+            changes["database_url"] = server.url
+        if not settings.providers:
+            url = stack.enter_context(_fake_cloud(folder / "fake-cloud"))
+            changes["providers"] = (
+                ProviderEntry(name="fake", account="default", adapter="fake", options={"url": url}),
+            )
+        if settings.webhook_url is None:
+            port = settings.webhook_bind.rpartition(":")[2]
+            changes["webhook_url"] = f"https://127.0.0.1:{port}"
+        log.info("development", folder=str(folder), database="ours" if "database_url" in changes else "given")
+        yield settings.model_copy(update=changes)
+
+
+def default_folder() -> Path:
+    """``$XDG_STATE_HOME/nebula``, usually below ``~/.local/state``."""
+    state = os.environ.get("XDG_STATE_HOME")
+    return (Path(state) if state else Path.home() / ".local" / "state") / "nebula"
+
+
+@contextmanager
+def _fake_cloud(folder: Path) -> Iterator[str]:
+    """A fake cloud as a process of its own, its state in ``folder``; its URL."""
+    folder.mkdir(parents=True, exist_ok=True)
+    output = folder / "simulator.log"
+    output.unlink(missing_ok=True)
+    argv = [sys.executable, "-m", "app.cli", "simulate", "fake", "--state", str(folder), "--port", "0"]
+    child = processes.spawn(argv, log=output)
+    try:
+        yield _listening(child.poll, output)
+    finally:
+        processes.stop(child, grace_s=5)
+
+
+def _listening(poll: Callable[[], int | None], output: Path) -> str:
+    until = time.monotonic() + CLOUD_START_S
+    while time.monotonic() < until:
+        text = output.read_text() if output.exists() else ""
+        for line in text.splitlines():
+            if line.startswith("listening on "):
+                return line.removeprefix("listening on ").strip()
+        if poll() is not None:
+            break
+        time.sleep(0.05)
+    raise RuntimeError(f"the fake cloud did not start:\n{processes.tail(output)}")
+
+
+async def prepare_cluster(kube: Kube, namespace: str) -> None:
+    """Apply the CRDs of this version and make the namespace."""
+    with suppress(Exists):
+        body: Obj = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}
+        await kube.create(paths.namespaces(), body)
+    for crd in load_crds():
+        await kube.patch(paths.crd(crd["metadata"]["name"]), crd, kind="apply")

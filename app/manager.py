@@ -1,0 +1,351 @@
+"""Composes a replica: what always runs, and what only the leader runs.
+
+Everything of the leader is made anew for each term, its caches too, so nothing seen under an older epoch is
+ever acted on. The store may be away at any time: then renting waits, and everything else goes on.
+"""
+
+import asyncio
+import os
+import signal
+import socket
+from base64 import b64decode
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import structlog
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from app.admission.service import Admission
+from app.api import keys
+from app.claims.controller import Claims
+from app.inventory.accounts import Account, Accounts
+from app.inventory.budget import Urgency
+from app.inventory.identity import new_installation
+from app.kube import paths
+from app.kube.cache import Cache
+from app.kube.claims import ClaimDoor
+from app.kube.client import Kube, Obj
+from app.kube.errors import Exists, KubeError
+from app.kube.events import Recorder
+from app.kube.lease import Election, Term, TermOver, boot_clock
+from app.mirror.mirror import Mirror
+from app.placement.controller import Placement
+from app.provisioning.service import Provisioning
+from app.settings import Settings
+from app.store.engine import StoreUnavailable, begin, engine_of
+from app.store.installation import get_or_create, next_epoch, set_epoch_at_least
+from app.store.migrate import SchemaTooNew, migrate
+from app.telemetry.health import Health
+from app.vnode.controller import VirtualNodes
+from catalog.offerings import Offerings
+from catalog.refresh import follow
+
+log = structlog.get_logger()
+
+INSTALLATION_SECRET = "nebula-installation"
+_OPTED_IN = f"{keys.ENABLED_LABEL}={keys.ENABLED}"
+_OUR_NODES = f"{keys.MANAGED_BY_LABEL}={keys.MANAGED_BY}"
+
+
+class Store:
+    """Whether the schema is there, and the database this installation's. Shared by all parts of a replica."""
+
+    def __init__(self) -> None:
+        self.migrated = asyncio.Event()
+        self.trouble: str | None = "not reached yet"
+        self.foreign = False  # its installation id is another one: nothing is rented and nothing destroyed
+
+
+class TermLeadership:
+    """`app.provisioning.model.Leadership` of one term: the epoch counts once both sides carry it."""
+
+    def __init__(self, term: Term, store: Store) -> None:
+        self._term, self._store = term, store
+        self._settled: int | None = None
+
+    @property
+    def epoch(self) -> int | None:
+        return self._settled
+
+    def valid(self) -> bool:
+        return self._term.valid() and not self._store.foreign
+
+    def settle(self, epoch: int) -> None:
+        self._settled = epoch
+
+
+class Replica:
+    """One process. `run` returns after an orderly end."""
+
+    def __init__(self, settings: Settings, *, kube: Kube) -> None:
+        self._settings, self._kube = settings, kube
+        self._store = Store()
+        self._leading = False
+        self._stop = asyncio.Event()
+
+    def stop(self) -> None:
+        """Ask for the orderly end: duties, then the Lease, then streams."""
+        self._stop.set()
+
+    async def run(self) -> None:
+        """Serve and, when elected, lead, until `stop`.
+
+        Raises:
+            KubeError: the installation's Secret could not be read or made.
+            OSError: an address cannot be listened on.
+        """
+        settings = self._settings
+        installation = await self._installation()
+        structlog.contextvars.bind_contextvars(installation=installation)
+        engine = engine_of(settings)
+        admission = Admission(
+            kube=self._kube,
+            settings=settings,
+            provider_names=lambda: frozenset(entry.name for entry in settings.providers),
+        )
+        health = Health(
+            settings.health_bind,
+            checks={"admission": admission.trouble},
+            shown={"store": lambda: self._store.trouble, "leader": self._leader_line},
+        )
+        try:
+            async with asyncio.TaskGroup() as serving:
+                tasks = [
+                    serving.create_task(health.run(), name="health"),
+                    serving.create_task(admission.run(), name="admission"),
+                    serving.create_task(self._keep_store(engine, installation), name="store"),
+                ]
+                lead = serving.create_task(self._elect(engine, installation), name="election")
+                with _signals(self.stop):
+                    await self._stop.wait()
+                log.info("stopping")
+                lead.cancel()
+                await asyncio.wait([lead])
+                for task in tasks:
+                    task.cancel()
+        finally:
+            await engine.dispose()
+
+    def _leader_line(self) -> str | None:
+        return None if self._leading else "another replica leads"
+
+    # --- who we are ---
+
+    async def _installation(self) -> str:
+        """Our id, from the Secret beside the Lease; made by whoever comes first."""
+        path = paths.secret(self._settings.namespace, INSTALLATION_SECRET)
+        secret = await self._kube.find(path)
+        if secret is None:
+            body: Obj = {
+                "apiVersion": "v1",
+                "kind": "Secret",
+                "metadata": {
+                    "name": INSTALLATION_SECRET,
+                    "labels": {keys.MANAGED_BY_LABEL: keys.MANAGED_BY},
+                },
+                "immutable": True,
+                "stringData": {"id": new_installation()},
+            }
+            with suppress(Exists):
+                await self._kube.create(paths.secrets(self._settings.namespace), body)
+            secret = await self._kube.get(path)
+        return _decoded(secret["data"]["id"])
+
+    async def _keep_store(self, engine: AsyncEngine, installation: str) -> None:
+        """Migrate, compare ids, and from then on watch whether the store answers."""
+        settings, store, wait_s = self._settings, self._store, self._settings.backoff_base_s
+        while True:
+            try:
+                if not store.migrated.is_set():
+                    await migrate(settings.direct_database_url or settings.database_url or "")
+                async with begin(engine) as conn:
+                    recorded = await get_or_create(conn, new_id=installation)
+            except StoreUnavailable as error:
+                _say_trouble(store, str(error)[:256])
+                await asyncio.sleep(wait_s)
+                wait_s = min(settings.backoff_max_s, wait_s * 2)
+                continue
+            except SchemaTooNew as error:
+                _say_trouble(store, str(error))
+                await asyncio.sleep(settings.backoff_max_s)
+                continue
+            wait_s = settings.backoff_base_s
+            store.foreign = recorded.id != installation
+            if store.foreign:
+                _say_trouble(
+                    store,
+                    f"the database is of installation {recorded.id}, the cluster's Secret says"
+                    f" {installation}: nothing is rented and nothing destroyed until a person makes them agree",
+                )
+            else:
+                _say_trouble(store, None)
+                store.migrated.set()
+            await asyncio.sleep(settings.list_rest_s)
+
+    # --- leading ---
+
+    async def _elect(self, engine: AsyncEngine, installation: str) -> None:
+        settings = self._settings
+        election = Election(
+            self._kube,
+            namespace=settings.namespace,
+            name=keys.LEASE_NAME,
+            identity=settings.identity or f"{socket.gethostname()}-{os.getpid()}",
+            duration_s=settings.lease_duration_s,
+            deadline_s=settings.lease_deadline_s,
+            renew_s=settings.lease_renew_s,
+            overdue=_end_at_once,
+        )
+
+        async def lead(term: Term) -> None:
+            self._leading = True
+            log.info("leading", epoch=term.epoch)
+            try:
+                await self._lead(term, engine, installation)
+            finally:
+                self._leading = False
+                log.info("not leading any more")
+
+        await election.run(lead)
+
+    async def _lead(self, term: Term, engine: AsyncEngine, installation: str) -> None:
+        """The duties of one term."""
+        settings, kube = self._settings, self._kube
+        leadership = TermLeadership(term, self._store)
+        pods = Cache(kube.room("cache"), paths.pods(), label_selector=_OPTED_IN)
+        pools = Cache(kube.room("cache"), paths.nodepools())
+        claims = Cache(kube.room("cache"), paths.nodeclaims())
+        bindings = Cache(kube.room("cache"), paths.cloudpodbindings())
+        nodes = Cache(kube.room("cache"), paths.nodes(), label_selector=_OUR_NODES)
+        events = Recorder(kube.room("events"))
+        accounts = Accounts(settings, installation)
+        offerings = Offerings()
+        provisioning = Provisioning(
+            accounts=accounts,
+            offerings=offerings,
+            engine=engine,
+            settings=settings,
+            installation=installation,
+            leadership=leadership,
+            port=ClaimDoor(kube.room("provisioning")),
+            clock=boot_clock,
+        )
+        mirror = Mirror(engine=engine, claims=claims, bindings=bindings)
+        placement = Placement(
+            kube=kube,
+            pods=pods,
+            pools=pools,
+            claims=claims,
+            nodes=nodes,
+            engine=engine,
+            offerings=offerings,
+            settings=settings,
+            installation=installation,
+            term=leadership,
+            events=events,
+        )
+        claim_keeper = Claims(
+            kube=kube,
+            claims=claims,
+            bindings=bindings,
+            pods=pods,
+            pools=pools,
+            provisioning=provisioning,
+            accounts_names=accounts.names,
+            settings=settings,
+            events=events,
+        )
+        vnodes = VirtualNodes(
+            kube=kube,
+            pods=pods,
+            claims=claims,
+            pools=pools,
+            provisioning=provisioning,
+            accounts=accounts,
+            settings=settings,
+            events=events,
+            installation=installation,
+        )
+        async with asyncio.TaskGroup() as duties:
+
+            def offer(account: Account) -> None:
+                turn = account.budget.take
+                duties.create_task(
+                    follow(
+                        offerings,
+                        provider=account.provider,
+                        account=account.account,
+                        turn=lambda: turn(Urgency.LIST),
+                    ),
+                    name=f"offers-{account.name}",
+                )
+
+            accounts.on_open(offer)
+            duties.create_task(self._settle_epoch(term, leadership, engine), name="epoch")
+            for cache in (pods, pools, claims, bindings, nodes):
+                duties.create_task(cache.run(), name=f"watch {cache.path}")
+            duties.create_task(events.run(), name="events")
+            duties.create_task(accounts.run(), name="accounts")
+            duties.create_task(provisioning.run(), name="provisioning")
+            duties.create_task(mirror.run(), name="mirror")
+            duties.create_task(vnodes.run(), name="vnode")
+            duties.create_task(claim_keeper.run(), name="claims")
+            duties.create_task(placement.run(), name="placement")
+
+    async def _settle_epoch(self, term: Term, leadership: TermLeadership, engine: AsyncEngine) -> None:
+        """Write one epoch, above every earlier one, to the Lease and to the store; then renting may begin."""
+        await self._store.migrated.wait()
+        wait_s = self._settings.backoff_base_s
+        epoch: int | None = None
+        while True:
+            try:
+                if epoch is None:
+                    async with begin(engine) as conn:
+                        epoch = await next_epoch(conn, term.epoch)
+                raised = await term.raise_epoch(epoch)
+                if raised != epoch:
+                    async with begin(engine) as conn:
+                        epoch = await set_epoch_at_least(conn, raised)
+                    continue
+            except (StoreUnavailable, KubeError) as error:
+                log.warning("the epoch is not settled yet", error=str(error)[:256])
+                await asyncio.sleep(wait_s)
+                wait_s = min(self._settings.backoff_max_s, wait_s * 2)
+            except TermOver:
+                return
+            else:
+                leadership.settle(epoch)
+                log.info("epoch settled", epoch=epoch)
+                return
+
+
+def _say_trouble(store: Store, trouble: str | None) -> None:
+    """Log a change once, not each look."""
+    if trouble != store.trouble:
+        store.trouble = trouble
+        if trouble is None:
+            log.info("store ready")
+        else:
+            log.warning("store not usable", why=trouble)
+
+
+def _decoded(text: str) -> str:
+    return b64decode(text).decode()
+
+
+def _end_at_once() -> None:
+    """Duties that outlived their Lease must not go on beside a new leader's."""
+    log.critical("duties have not stopped in time: ending the process")
+    os._exit(70)
+
+
+@contextmanager
+def _signals(stop: Callable[[], None]) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(name, stop)
+    try:
+        yield
+    finally:
+        for name in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(name)
