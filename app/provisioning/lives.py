@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from app.inventory.rounds import AccountKey
-from app.provisioning.model import ClaimSpec, View
+from app.provisioning.model import ClaimSpec, Refused, View
 from providers.base import Accelerator, Accepted, ClaimUid, Machine, Ref, ResourceId, Tier, usd_per_hour
 
 
@@ -21,6 +21,7 @@ class Life:
     rented_at: float | None = None
     machine: Machine | None = None
     gone: bool = False
+    refusal: Refused | None = None
     look_from: float | None = None
     tries: int = 0
     waiting: bool = False
@@ -45,6 +46,7 @@ class Life:
             gone=self.gone,
             identity=self.identity,
             usd_per_hour=price,
+            refusal=self.refusal,
         )
 
 

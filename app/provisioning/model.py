@@ -202,6 +202,7 @@ class View:
     """What is known of a claim's machine at this moment, without asking anybody.
 
     ``state`` None: no row is known. ``machine``: as last shown, None if never. ``gone``: proven gone.
+    ``refusal``: what the cloud, or we before asking, answered to the last attempt; None: it was not refused.
     """
 
     state: str | None = None
@@ -211,3 +212,4 @@ class View:
     gone: bool = False
     identity: str | None = None
     usd_per_hour: Decimal | None = None
+    refusal: Refused | None = None

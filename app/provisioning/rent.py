@@ -107,7 +107,8 @@ class Renter:
                 return self._wait(life, Why.RETRY, "the rows changed meanwhile")
         if rows.attempts and rows.attempts[-1].outcome == "rejected":
             last = rows.attempts[-1]
-            return Refused(kind=RejectionKind(last.rejection or "unsupported"), message=last.message or "")
+            kind = RejectionKind(last.rejection or "unsupported")
+            return self._refused(life, kind, last.message or "")
         return await self._attempt(life, account, rows, workload, live, port, policy, epoch)
 
     async def _load(self, claim: ClaimSpec) -> Rows:
@@ -172,7 +173,7 @@ class Renter:
     ) -> Outcome:
         core, claim = self._core, life.claim
         if (why := account.provider.validate(workload)) is not None:
-            return Refused(kind=RejectionKind.UNSUPPORTED, message=why)
+            return self._refused(life, RejectionKind.UNSUPPORTED, why)
         offering = self._offering(claim)
         if offering is None:
             return self._wait(life, Why.RETRY, f"{claim.provider} does not offer this shape at the moment")
@@ -180,7 +181,8 @@ class Renter:
         price = usd_per_hour(meters)
         if claim.max_price is not None and (price is None or price > claim.max_price):
             shown = "unknown" if price is None else f"${price}/h"
-            return Refused(kind=RejectionKind.PRICE, message=f"price {shown}, at most ${claim.max_price}/h")
+            message = f"price {shown}, at most ${claim.max_price}/h"
+            return self._refused(life, RejectionKind.PRICE, message)
         number = rows.attempts[-1].number + 1 if rows.attempts else 1
         sequence = rows.next_sequence
         floor = max(core.inventory.highest_sequence, live.mark.sequence if live.mark else 0)
@@ -363,7 +365,7 @@ class Renter:
                     ttl_s=policy.block_ttl_s,
                 )
         log.info("rented, but unfit", kind=unfit.kind.value, message=unfit.message)
-        return Refused(kind=unfit.kind, message=unfit.message)
+        return self._refused(life, unfit.kind, unfit.message)
 
     async def _rejected(
         self, life: Life, attempt: Attempt, answer: Rejection, policy: Policy, epoch: int
@@ -394,7 +396,7 @@ class Renter:
             return self._wait(life, Why.RETRY, "the attempt was settled by another replica")
         core.inventory.settle(claim.key, claim.uid)
         log.info("rejected", kind=answer.kind.value, message=answer.message)
-        return Refused(kind=answer.kind, message=answer.message)
+        return self._refused(life, answer.kind, answer.message)
 
     # --- attempts that may have been sent ---
 
@@ -492,6 +494,13 @@ class Renter:
         )
 
     # --- answers ---
+
+    def _refused(self, life: Life, kind: RejectionKind, message: str) -> Refused:
+        refusal = Refused(kind=kind, message=message)
+        if life.refusal != refusal:
+            life.refusal = refusal
+            self._core.notify(life.claim.uid)
+        return refusal
 
     def _unknown(self, life: Life, attempt: Attempt | None, message: str, for_s: float) -> Waiting:
         life.waiting = True
