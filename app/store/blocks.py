@@ -37,6 +37,10 @@ class Scope:
     template: str | None = None
     everything: bool = False
 
+    def __post_init__(self) -> None:
+        if self.accelerator is not None:
+            object.__setattr__(self, "accelerator", self.accelerator.lower())
+
     @property
     def is_empty(self) -> bool:
         """True of what would block a whole account only because somebody forgot an axis."""
@@ -110,7 +114,6 @@ async def record(conn: AsyncConnection, scope: Scope, cause: Cause, *, ttl_s: fl
     values: dict[str, Any] = {
         **{name: getattr(scope, name) for name in _SCOPE},
         **{field.name: getattr(cause, field.name) for field in fields(Cause)},
-        "accelerator": scope.accelerator.lower() if scope.accelerator is not None else None,
         "everything": scope.everything,
         "message": cause.message[:MESSAGE_CHARS],
         "created_at": now,

@@ -10,8 +10,7 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
-from sqlalchemy import Text, bindparam, cast, delete, exists, func, insert, select, update
-from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy import bindparam, cast, delete, exists, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.store.tables import PlacementDecision
@@ -50,12 +49,13 @@ class Recorded:
 
 _COLUMNS = tuple(field.name for field in fields(Decision))
 _table: Any = PlacementDecision.__table__
+# Not the columns' own names: the update would take those for values to set.
 _BIND = {
-    name: cast(bindparam(name), JSONB if name == "candidates" else _table.c[name].type) for name in _COLUMNS
+    name: cast(bindparam(f"new_{name}", type_=_table.c[name].type), _table.c[name].type) for name in _COLUMNS
 }
 _LATEST = (
     select(_table.c.id)
-    .where(_table.c.pod_uid == cast(bindparam("pod_uid"), Text))
+    .where(_table.c.pod_uid == _BIND["pod_uid"])
     .order_by(_table.c.id.desc())
     .limit(1)
     .scalar_subquery()
@@ -83,7 +83,8 @@ _RECORD = (
 async def record(conn: AsyncConnection, decisions: Sequence[Decision]) -> None:
     """Write looks down, in the order given for each Pod; one like the Pod's latest row is counted there."""
     rows = [
-        {name: getattr(decision, name) for name in _COLUMNS} | {"candidates": list(decision.candidates)}
+        {f"new_{name}": getattr(decision, name) for name in _COLUMNS}
+        | {"new_candidates": list(decision.candidates)}
         for decision in sorted(decisions, key=lambda decision: decision.pod_uid)  # stable; one lock order
     ]
     if rows:

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from sqlalchemy import bindparam, cast, delete, exists, func, insert, select, update
+from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.store.tables import ListRound
@@ -50,7 +51,10 @@ class Stretch:
 _PLACE = ("provider", "account", "region")
 _LIKE = ("complete", "reason", "account_id", "machines")
 _table: Any = ListRound.__table__
-_BIND = {name: cast(bindparam(f"new_{name}"), _table.c[name].type) for name in (*_PLACE, *_LIKE)}
+_BIND = {
+    name: cast(bindparam(f"new_{name}", type_=_table.c[name].type), _table.c[name].type)
+    for name in (*_PLACE, *_LIKE)
+}
 _BEGAN = cast(bindparam("new_began_at"), _table.c.began_at.type)
 _ENDED = cast(bindparam("new_ended_at"), _table.c.last_ended_at.type)
 _NEWEST = (
@@ -94,7 +98,7 @@ async def latest(conn: AsyncConnection, *, provider: str, account: str) -> list[
     """The newest stretch of each of an account's places, by region."""
     query = (
         select(*(_table.c[field.name] for field in fields(Stretch)))
-        .distinct(_table.c.region)
+        .ext(distinct_on(_table.c.region))
         .where(_table.c.provider == provider, _table.c.account == account)
         .order_by(_table.c.region, _table.c.id.desc())
     )
