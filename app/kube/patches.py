@@ -18,7 +18,8 @@ POD_STATUS_KEYS = {"conditions": "type"}
 def diff(current: Any, wanted: Mapping[str, Any], *, keyed: Mapping[str, str] | None = None) -> Obj | None:
     """What of ``wanted`` differs from ``current``; None when nothing does.
 
-    Fields that ``wanted`` does not name are left alone; None in ``wanted`` stands for "absent". Objects are
+    Fields that ``wanted`` does not name are left alone; None in ``wanted`` stands for "absent", and so do an
+    empty text and list: the server does not store them, and would be sent them again for ever. Objects are
     compared field by field, lists as wholes, except those named in ``keyed``: of these only the elements that
     differ are returned, for a strategic merge by that key.
     """
@@ -36,7 +37,7 @@ def diff(current: Any, wanted: Mapping[str, Any], *, keyed: Mapping[str, str] | 
         elif field in keyed and isinstance(value, list):
             if elements := _changed_elements(held or [], value, key=keyed[field]):
                 changes[field] = elements
-        elif value != held:
+        elif _stored(value) != _stored(held):
             changes[field] = value
     return changes or None
 
@@ -74,7 +75,10 @@ def status_ops(current: Obj, wanted: Mapping[str, Any], *, guard_version: bool =
     since ``current`` was read, or, with ``guard_version``, when anything at all has changed.
     """
     status = current.get("status")
-    differing = {field: value for field, value in wanted.items() if value != (status or {}).get(field)}
+    held = status or {}
+    differing = {
+        field: value for field, value in wanted.items() if _stored(value) != _stored(held.get(field))
+    }
     if not differing:
         return None
     ops = guards(current, version=guard_version)
@@ -155,6 +159,16 @@ def _changed_elements(held: list[Obj], wanted: list[Obj], *, key: str) -> list[O
         if before is None or diff(before, element) is not None:
             changed.append(element)
     return changed
+
+
+def _stored(value: Any) -> Any:
+    """``value`` without what the server leaves out of core objects: null, empty texts and lists."""
+    if isinstance(value, Mapping):
+        kept = ((key, _stored(inner)) for key, inner in value.items())
+        return {key: inner for key, inner in kept if inner is not None}
+    if isinstance(value, list):
+        return [_stored(inner) for inner in value] or None
+    return None if value == "" else value
 
 
 def _set(path: str, value: Any) -> Obj:
