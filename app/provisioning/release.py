@@ -204,14 +204,14 @@ class Releaser:
         if life.look_from is None:
             life.look_from = now
         first = max([life.look_from, *life.terminated.values()])
-        waits = [0.0]
+        waits: list[float] = []  # seconds from now; below zero once the moment is past
         for attempt in rows.attempts:
             if attempt.outcome is None or attempt.sends > 1:
                 waits.append(attempt.send_by_in_s + account.provision_timeout_s + account.settle_after_s)
         waits += [self._until_s(run, rows, account) for run in rows.runs if not run.seen and not run.gone]
         regions = {attempt.region for attempt in rows.attempts} | {run.region for run in rows.runs}
         places = core.places(claim, regions | {claim.region})
-        later = max(first, now + max(waits))
+        later = max([first, *(now + wait_s for wait_s in waits)])
         return places is not None and all(
             core.inventory.absent(claim.uid, place, first_after=first, later_after=later) for place in places
         )

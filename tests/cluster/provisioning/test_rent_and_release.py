@@ -1,0 +1,149 @@
+"""One claim, one machine; after release, none."""
+
+import asyncio
+
+from app.provisioning.model import Over, Rented, Waiting, Why
+from providers.base import RejectionKind
+from tests.cluster.provisioning.conftest import Bench
+
+
+async def test_a_claim_rents_one_machine_and_release_ends_it(bench: Bench):
+    async with bench.running():
+        claim = await bench.claim()
+
+        rented = await bench.rented(claim)
+
+        (machine,) = await bench.cloud.alive()
+        assert machine["id"] == rented.ref.resource_id
+        run = await bench.row("select * from run")
+        assert (run.resource_id, run.attempt, run.extra) == (rented.ref.resource_id, 1, False)
+        assert run.requested_at <= run.accepted_at
+
+        await bench.release(claim)
+
+        assert await bench.cloud.alive() == []
+        rental = await bench.row("select * from rental")
+        assert (rental.state, rental.ending_reason) == ("ended", "test")
+        run = await bench.row("select * from run")
+        assert run.accepted_at <= run.terminate_asked_at <= run.gone_at
+
+
+async def test_twenty_calls_at_once_rent_one_machine(bench: Bench):
+    async with bench.running():
+        claim = await bench.claim()
+
+        outcomes = await asyncio.gather(*(bench.ensure(claim) for _ in range(20)))
+
+        assert all(isinstance(outcome, Rented) for outcome in outcomes)
+        assert list((await bench.cloud.creates()).values()) == [1]
+
+
+async def test_a_released_claim_is_never_rented_for_again(bench: Bench):
+    async with bench.running():
+        claim = await bench.claim()
+        await bench.rented(claim)
+        await bench.release(claim)
+
+        assert isinstance(await bench.ensure_once(claim), Over)
+
+    async with bench.running():  # nor by a process that remembers nothing
+        assert isinstance(await bench.ensure_once(claim), Over)
+        assert len(await bench.cloud.machines()) == 1
+
+
+async def test_the_claim_is_marked_before_anything_is_sent(bench: Bench):
+    async with bench.running():
+        claim = await bench.claim()
+        held = await bench.cloud.pause(verb="create")
+        renting = asyncio.create_task(bench.ensure(claim))
+
+        async with asyncio.timeout(10):
+            while (live := await bench.door.look(claim)) is None or live.mark is None:
+                await asyncio.sleep(0.01)
+        attempt = await bench.row("select * from provision_attempt")
+
+        assert (live.mark.sequence, live.mark.send_by) == (attempt.sequence, attempt.send_by)
+        assert attempt.outcome is None
+        await bench.cloud.resume(held)
+        assert isinstance(await renting, Rented)
+
+
+async def test_a_typed_refusal_blocks_its_scope_and_is_told_again_after_a_restart(bench: Bench):
+    async with bench.running():
+        await bench.cloud.set_capacity(0, tier="Spot", accelerator="H100", region="r1")
+        claim = await bench.claim(tier="Spot")
+
+        refused = await bench.refused(claim)
+
+        assert refused.kind is RejectionKind.CAPACITY
+        block = await bench.row("select * from block")
+        assert (block.provider, block.tier, block.region, block.kind) == ("fake", "Spot", "r1", "capacity")
+        assert block.accelerator == "h100:1"
+
+    async with bench.running():
+        again = await bench.ensure_once(claim)
+        assert again == refused
+        assert list((await bench.cloud.creates()).values()) == [1]
+        await bench.release(claim)
+
+
+async def test_two_machines_of_two_claims_are_not_mixed_up(bench: Bench):
+    async with bench.running():
+        first, second = await bench.claim(), await bench.claim(region="r2")
+        await asyncio.gather(bench.rented(first), bench.rented(second))
+
+        await bench.release(first)
+
+        (left,) = await bench.cloud.alive()
+        run = await bench.row("select * from run where claim_uid = :uid", uid=second.uid)
+        assert left["id"] == run.resource_id
+
+
+async def test_release_during_a_create_leaves_nothing(bench: Bench):
+    """The create is on its way when release begins: its machine is found and ended all the same."""
+    async with bench.running():
+        claim = await bench.claim()
+        held = await bench.cloud.pause(verb="create", when="after")
+        renting = asyncio.create_task(bench.ensure_once(claim))
+        await bench.cloud.until(lambda truth: len(truth["machines"]) == 1)
+
+        releasing = asyncio.create_task(bench.release(claim))
+        await bench.until_row("select 1 from rental where state = 'ending'")
+        await bench.cloud.resume(held)
+
+        assert isinstance(await renting, (Over, Waiting))
+        await releasing
+        assert await bench.cloud.alive() == []
+
+
+async def test_a_claim_without_a_mark_ends_at_once(bench: Bench):
+    async with bench.running():
+        claim = await bench.claim()
+
+        await bench.release(claim)
+
+        assert (await bench.row("select state from rental")).state == "ended"
+        assert await bench.cloud.creates() == {}
+
+
+async def test_nothing_is_rented_by_a_replica_that_does_not_lead(bench: Bench):
+    async with bench.running():
+        claim = await bench.claim()
+        bench.leader.leads = False
+
+        outcome = await bench.ensure_once(claim)
+
+        assert isinstance(outcome, Waiting)
+        assert outcome.why is Why.NOT_LEADER
+        assert await bench.cloud.creates() == {}
+
+
+async def test_a_newer_epoch_stops_a_send_at_the_fence(bench: Bench):
+    async with bench.running():
+        claim = await bench.claim()
+        bench.leader.epoch = (bench.leader.epoch or 0) - 1  # somebody else has written a higher one
+
+        outcome = await bench.ensure_once(claim)
+
+        assert isinstance(outcome, Waiting)
+        assert await bench.cloud.creates() == {}
