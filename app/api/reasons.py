@@ -38,6 +38,19 @@ class ClaimPhase(StrEnum):
     TERMINATED = "Terminated"
 
 
+class ClaimCondition(StrEnum):
+    """Condition types of a NodeClaim."""
+
+    RELEASED = "Released"  # False while something that a person must mend keeps the claim from going
+
+
+class ClaimReason(StrEnum):
+    """Reasons of a NodeClaim's condition, and of Events about one."""
+
+    PROVIDER_NOT_CONFIGURED = "ProviderNotConfigured"  # its machine may run on where nobody can end it
+    UNREADABLE = "UnreadableClaim"  # it does not follow our schema
+
+
 class BindingCondition(StrEnum):
     """Condition types of a CloudPodBinding."""
 
