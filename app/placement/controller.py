@@ -277,6 +277,8 @@ class Placement:
         candidate = chosen(places)
         if candidate is None:
             return await self._defer_places(key, pod, pool.metadata.name, places, database_now=database_now)
+        if self._claims.by_index(_BY_POD, "/".join(key)):
+            return Again(0.0)  # a claim has come to light since we looked: begin anew with it
         log.info("candidate chosen", candidate=str(candidate), pool=pool.metadata.name)
 
         name = self._claim_name(request)
@@ -429,13 +431,8 @@ class Placement:
         left_s = since + limit_s - self._clock()
         if left_s > 0:
             return Again(left_s)
-        living = await self._kube.find(paths.pod(*key))
-        if (
-            not own
-            or living is None
-            or uid_of(living) != uid_of(pod)
-            or not objects.is_waiting_for_node(living)
-        ):
+        living = await self._kube.find(paths.pod(*key)) if own else None
+        if living is None or uid_of(living) != uid_of(pod) or not objects.is_waiting_for_node(living):
             return None
         owned = controller_of(living) is not None
         why = f"not bound within {limit_s:g} s ({why_unbound(living)}); its claim is released"
