@@ -1,0 +1,46 @@
+"""Pods on their way through admission, and what a JSON patch makes of them."""
+
+import copy
+
+from app.admission import rules
+
+GROUP = "nebula.inftyai.com"
+GATE = {"name": f"{GROUP}/provider-selection"}
+OURS = {"key": f"{GROUP}/provider", "operator": "Exists", "effect": "NoSchedule"}
+NOT_READY = {"key": "node.kubernetes.io/not-ready", "operator": "Exists", "effect": "NoExecute"}
+UNREACHABLE = {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "effect": "NoExecute"}
+
+
+def seconds(toleration, seconds_):
+    return toleration | {"tolerationSeconds": seconds_}
+
+
+def opted_in(*, labels=None, annotations=None, gpus=None, **spec):
+    """A Pod that asks for nothing but to be ours; a test names only what it is about."""
+    container = {"name": "main", "image": "app:1"}
+    if gpus is not None:
+        container["resources"] = {"limits": {"nvidia.com/gpu": gpus}}
+    metadata = {"name": "a", "namespace": "default", "labels": {f"{GROUP}/enabled": "true", **(labels or {})}}
+    if annotations is not None:
+        metadata["annotations"] = annotations
+    return {"metadata": metadata, "spec": {"containers": [container], **spec}}
+
+
+def applied(pod):
+    """The Pod as the API server has it after the mutating webhook."""
+    verdict = rules.mutate(pod)
+    assert verdict.refusals == ()
+    changed = copy.deepcopy(pod)
+    for operation in verdict.patch:
+        *parents, last = (
+            part.replace("~1", "/").replace("~0", "~") for part in operation["path"].split("/")[1:]
+        )
+        target = changed
+        for part in parents:
+            target = target[part]
+        if operation["op"] == "remove":
+            del target[last]
+        else:
+            assert operation["op"] == "add"
+            target[last] = operation["value"]
+    return changed
