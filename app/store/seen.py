@@ -11,7 +11,7 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
-from sqlalchemy import ColumnElement, bindparam, func, or_, select, tuple_, update
+from sqlalchemy import ColumnElement, bindparam, func, null, or_, select, tuple_, update
 from sqlalchemy.dialects.postgresql import ARRAY, TEXT, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -68,7 +68,8 @@ def _upsert() -> Any:
     differs = tuple_(*(_table.c[name] for name in _FACTS)).is_distinct_from(tuple_(*new.values()))
     return statement.on_conflict_do_update(
         index_elements=list(_KEY),
-        set_={**new, "absent_since": None, "changed_at": func.clock_timestamp()},
+        # A literal null: with a parameter outside VALUES the rows would be sent one by one.
+        set_={**new, "absent_since": null(), "changed_at": func.clock_timestamp()},
         where=or_(differs, _table.c.absent_since.is_not(None)),
     ).returning(*(_table.c[name] for name in _KEY))
 
