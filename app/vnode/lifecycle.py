@@ -1,0 +1,497 @@
+"""The Pods of one virtual node, from bound to gone. Level-triggered: every look starts from what is true now.
+
+Three queues, all keyed by Pod UID, so that nothing waits for what it does not need: ``follow`` decides and
+writes status and asks no cloud; ``rent`` calls ``ensure``; ``end`` calls ``release``. So a Pod is let go
+while its create still waits for an answer, and a cloud that hangs delays no other Pod's status.
+
+Invariants: nothing is rented without a claim that carries this Pod's UID, provider and account; a terminal
+phase and a delete are only written for the very version of the Pod that was looked at; a Pod leaves only
+when the end of every machine known for it was accepted; nothing is ever given up. Until restarts on the same
+machine exist, a workload that ended is over whatever its restartPolicy: a Deployment's Pod that exits with 0
+becomes Succeeded, and its owner makes the next.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+
+import structlog
+
+from app.api import keys
+from app.api.reasons import PodMessage, PodReason, retrying_message
+from app.inventory.rounds import AccountKey
+from app.kube import paths
+from app.kube.cache import Cache
+from app.kube.claims import ClaimDoor, UnreadableClaim, claim_spec
+from app.kube.client import Kube, Obj
+from app.kube.errors import Conflict, KubeError, Replaced
+from app.kube.events import Recorder
+from app.kube.queue import Again, WorkQueue, run_workers
+from app.provisioning.model import (
+    ClaimSpec,
+    Outcome,
+    Over,
+    Refused,
+    Release,
+    Released,
+    Releasing,
+    Rented,
+    Waiting,
+    Why,
+)
+from app.provisioning.service import Provisioning
+from app.settings import Settings
+from app.vnode import metrics, status
+from app.vnode.order import (
+    Unusable,
+    WatchedPort,
+    is_daemon,
+    is_replaced_by_owner,
+    policy_of,
+    pool_of,
+    workload_of,
+)
+from app.vnode.status import Wanted, has_started, is_leaving, is_over, is_running
+from providers.base import ClaimUid
+
+log = structlog.get_logger()
+
+CLAIMS_BY_POD = "vnode-pod-uid"
+FOLLOWERS, RENTERS, ENDERS = 16, 64, 64  # a create may take 90 s, so many are under way at once
+CLAIM_LAG_S = 2.0  # two watches: a bound Pod may be seen before the claim that was made for it
+RENT_QUIET_S = 1.0  # a request that is answered sooner is not worth a write of its own
+BOOT_QUIET_S = 0.5  # beside two rounds of the list: a machine that boots at once costs one write, Ready
+CONFLICT_S = 0.2
+TROUBLE_AFTER = 3  # releases in a row without an accepted terminate, before people are told
+
+
+@dataclass(slots=True)
+class Course:
+    """What this process knows of one Pod beside the API objects. Moments are monotonic seconds."""
+
+    seen_at: float
+    claim_uid: ClaimUid | None = None
+    queued: bool = False  # for renting
+    outcome: Outcome | None = None
+    problem: str | None = None
+    unanswered: bool = False
+    rented_at: float | None = None
+    release: Release | None = None
+    troubles: int = 0
+    written: Obj | None = None
+    deleted: bool = False
+
+    def serve(self, claim: ClaimUid) -> None:
+        """Begin anew for another candidate of the Pod."""
+        if self.claim_uid != claim:
+            self.claim_uid, self.queued, self.outcome, self.problem = claim, False, None, None
+            self.unanswered, self.rented_at, self.release, self.troubles = False, None, None, 0
+
+    @property
+    def let_go(self) -> bool:
+        """Whether every machine that is known has an accepted terminate."""
+        release = self.release
+        return isinstance(release, Released) or (isinstance(release, Releasing) and release.accepted)
+
+
+class Lifecycle:
+    """One node's Pods. `touch` when anything about one may have changed; `run` does the work."""
+
+    def __init__(
+        self,
+        *,
+        node: str,
+        key: AccountKey,
+        kube: Kube,
+        pods: Cache,
+        foreign: Cache,
+        claims: Cache,
+        pools: Cache,
+        provisioning: Provisioning,
+        settings: Settings,
+        events: Recorder,
+        now: Callable[[], datetime],
+        clock: Callable[[], float],
+        rng: random.Random,
+    ) -> None:
+        self._node, self._key = node, key
+        self._kube = kube.room("vnode")
+        self._door = ClaimDoor(self._kube)
+        self._pods, self._foreign, self._claims, self._pools = pods, foreign, claims, pools
+        self._provisioning, self._settings, self._events = provisioning, settings, events
+        self._now, self._clock, self._rng = now, clock, rng
+        self._courses: dict[str, Course] = {}
+        self._follow, self._rent, self._end = (self._queue() for _ in range(3))
+
+    def touch(self, uid: str) -> None:
+        """Look at the Pod again; any UID may be given."""
+        self._follow.add(uid)
+
+    def nudge(self, uid: str) -> None:
+        """More is known of the Pod's machine: look again, and repeat a call that waited for that."""
+        course = self._courses.get(uid)
+        if course is not None and isinstance(course.outcome, Waiting):
+            self._rent.add(uid)
+        if course is not None and isinstance(course.release, Releasing):
+            self._end.add(uid)
+        self._follow.add(uid)
+
+    def pools_changed(self) -> None:
+        """A pool has come or changed: try what failed for want of one."""
+        for uid, course in self._courses.items():
+            if course.problem is not None:
+                self._rent.add(uid)
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for queue, work, workers, name in (
+                (self._follow, self._follow_one, FOLLOWERS, "follow"),
+                (self._rent, self._rent_one, RENTERS, "rent"),
+                (self._end, self._end_one, ENDERS, "end"),
+            ):
+                label = f"vnode-{name}"
+                working = run_workers(queue, work, workers=workers, name=label, expected=(KubeError,))
+                tasks.create_task(working, name=f"{label} {self._node}")
+
+    def _queue(self) -> WorkQueue[str]:
+        return WorkQueue(base_delay_s=self._settings.backoff_base_s, max_delay_s=self._settings.backoff_max_s)
+
+    # --- what is true now ---
+
+    def _pod(self, uid: str) -> Obj | None:
+        """The newest sight of the Pod, if it is bound to this node: our own last write may be ahead."""
+        held = self._pods.by_uid(uid) or self._foreign.by_uid(uid)
+        if held is None or held["spec"].get("nodeName") != self._node:
+            return None
+        course = self._courses.get(uid)
+        if course is not None and course.written is not None:
+            if _version(course.written) > _version(held):
+                return course.written
+            course.written = None
+        return held
+
+    def _claims_of(self, pod: Obj) -> list[Obj]:
+        """Every claim of this Pod's UID on this node's account."""
+        return [
+            claim
+            for claim in self._claims.by_index(CLAIMS_BY_POD, pod["metadata"]["uid"])
+            if (claim["spec"]["provider"], claim["spec"].get("account") or keys.DEFAULT_ACCOUNT) == self._key
+        ]
+
+    # --- follow ---
+
+    async def _follow_one(self, uid: str) -> Again | None:
+        pod = self._pod(uid)
+        if pod is None:
+            self._courses.pop(uid, None)
+            return None
+        course = self._courses.get(uid)
+        if course is None:
+            course = self._courses[uid] = Course(seen_at=self._clock())
+        claims = self._claims_of(pod)
+        with structlog.contextvars.bound_contextvars(pod=_name(pod), claim=_names(claims)):
+            try:
+                return await self._look(pod, course, claims)
+            except Replaced:
+                log.info("the Pod is gone")
+            except Conflict:
+                return Again(CONFLICT_S)
+        return None
+
+    async def _look(self, pod: Obj, course: Course, claims: list[Obj]) -> Again | None:
+        if is_daemon(pod) and not claims:
+            return await self._leave_alone(pod, course)
+        serving = next((claim for claim in claims if not is_leaving(claim)), None)
+        if claims and (course.claim_uid is None or serving is not None):
+            course.serve(ClaimUid((serving or claims[0])["metadata"]["uid"]))
+        if is_leaving(pod):
+            return await self._let_go(pod, course, claims)
+        if is_over(pod):
+            return await self._after_the_end(pod, course, claims)
+        if serving is not None:
+            return await self._serve(pod, course, serving)
+        if claims:  # somebody has deleted the claim under the Pod
+            return await self._lose(pod, course)
+        return await self._without_claim(pod, course)
+
+    async def _leave_alone(self, pod: Obj, course: Course) -> Again | None:
+        """A DaemonSet's Pod: no machine, no status; only its deletion is confirmed, as nobody else would."""
+        if is_leaving(pod):
+            await self._delete(pod, course)
+        return None
+
+    async def _let_go(self, pod: Obj, course: Course, claims: list[Obj]) -> Again | None:
+        """Deleted: give the machine back, then confirm."""
+        if claims and not course.let_go:
+            if course.release is None:
+                self._end.add(pod["metadata"]["uid"])
+            return None
+        if pod["metadata"].get("finalizers") and not is_over(pod):
+            machine = self._provisioning.view(course.claim_uid).machine if course.claim_uid else None
+            pod = await self._write(pod, course, status.terminated(pod, machine, now=self._now()))
+        await self._delete(pod, course)
+        return None
+
+    async def _after_the_end(self, pod: Obj, course: Course, claims: list[Obj]) -> Again | None:
+        """Finished or failed: a machine that serves nobody goes at once; a Pod nobody could rent for, too."""
+        if claims and course.release is None:
+            self._end.add(pod["metadata"]["uid"])
+        if claims and not course.let_go:
+            return None
+        refused = pod["status"].get("reason") == PodReason.PROVISION_FAILED
+        if refused and is_replaced_by_owner(pod) and not course.deleted:
+            log.info("reaping a Pod that could not be provisioned")
+            await self._delete(pod, course)
+        return None
+
+    async def _serve(self, pod: Obj, course: Course, claim: Obj) -> Again | None:
+        """A live Pod with its claim: rent, and show what is known."""
+        uid = pod["metadata"]["uid"]
+        try:
+            spec = claim_spec(claim)
+        except UnreadableClaim as error:
+            return await self._hold(pod, course, str(error))
+        if course.outcome is None:
+            self._provisioning.adopt_status(spec)
+            if not course.queued:
+                course.queued = True
+                self._rent.add(uid)
+        view = self._provisioning.view(spec.uid)
+        outcome, now = course.outcome, self._now()
+        if isinstance(outcome, Refused):
+            await self._write(pod, course, status.provision_failed(pod, message=outcome.message, now=now))
+            return None
+        if course.unanswered and isinstance(outcome, Waiting):
+            message = f"no answer from {spec.provider} whether a machine was rented: {outcome.message}"
+            await self._write(pod, course, status.unanswered(pod, message=message, now=now))
+            return None
+        if isinstance(outcome, Over) or view.state in ("ending", "ended"):
+            return await self._lose(pod, course)
+        if view.ref is not None:
+            wanted = status.project(pod, view, now=now)
+        elif has_started(pod):
+            wanted = None  # it runs as far as anybody knows, and this process is still finding out
+        elif course.problem is not None:
+            return await self._hold(pod, course, course.problem)
+        elif isinstance(outcome, Waiting):
+            wanted = status.provisioning(pod, message=retrying_message(outcome.message), now=now)
+        else:
+            wanted = status.provisioning(pod, message=PodMessage.ALLOCATING, now=now)
+        if wanted is None:
+            return None
+        if (wait_s := self._quiet_s(pod, course, wanted)) > 0:
+            return Again(wait_s)
+        before = is_running(pod)
+        await self._write(pod, course, wanted)
+        if wanted.reason is PodReason.RUNNING and not before:
+            made = datetime.fromisoformat(claim["metadata"]["creationTimestamp"])
+            metrics.became_ready(spec, took_s=(now - made).total_seconds())
+        return None
+
+    async def _lose(self, pod: Obj, course: Course) -> Again | None:
+        """The claim is in release, so the Pod must not run: it is over once the machine's end is accepted."""
+        if course.let_go:
+            machine = self._provisioning.view(course.claim_uid).machine if course.claim_uid else None
+            await self._write(pod, course, status.terminated(pod, machine, now=self._now()))
+        elif course.release is None:
+            self._end.add(pod["metadata"]["uid"])
+        return None
+
+    async def _without_claim(self, pod: Obj, course: Course) -> Again | None:
+        """No claim names this Pod and this account: nothing may be rented, whatever the Pod says."""
+        if (wait_s := course.seen_at + CLAIM_LAG_S - self._clock()) > 0:
+            return Again(wait_s)
+        uid, (provider, account) = pod["metadata"]["uid"], self._key
+        if has_started(pod):
+            if await self._claim_exists(uid):
+                return Again(CLAIM_LAG_S)
+            await self._write(pod, course, status.ended(pod, None, now=self._now()))
+            return None
+        others = self._claims.by_index(CLAIMS_BY_POD, uid)
+        message = f"no NodeClaim for this Pod on {provider}/{account}: nothing is rented"
+        if others:
+            message += f" (NodeClaim {_names(others)} is for another provider or account)"
+        return await self._hold(pod, course, message)
+
+    async def _claim_exists(self, pod_uid: str) -> bool:
+        """Whether any claim names the Pod, by a live list: what follows cannot be undone."""
+        async for page in self._kube.list_pages(paths.nodeclaims()):
+            if any(item["spec"]["podRef"]["uid"] == pod_uid for item in page["items"]):
+                return True
+        return False
+
+    async def _hold(self, pod: Obj, course: Course, message: str) -> Again | None:
+        if not has_started(pod):
+            await self._write(pod, course, status.config_error(pod, message=message, now=self._now()))
+        return None
+
+    def _quiet_s(self, pod: Obj, course: Course, wanted: Wanted) -> float:
+        """How long a status that only says "not yet" may still wait for a better one."""
+        if status.says_something(pod):
+            return 0.0
+        if wanted.reason is PodReason.PROVISIONING:
+            return course.seen_at + RENT_QUIET_S - self._clock()
+        if wanted.reason is PodReason.INITIALIZING:
+            since = course.rented_at if course.rented_at is not None else course.seen_at
+            return since + BOOT_QUIET_S + 2 * self._settings.list_busy_s - self._clock()
+        return 0.0
+
+    # --- writes ---
+
+    async def _write(self, pod: Obj, course: Course, wanted: Wanted) -> Obj:
+        """Bring the status about; the Pod as it is then.
+
+        Raises:
+            Replaced: the Pod is gone, or another has its name. Conflict: it changed (terminal phases only).
+        """
+        body = status.patch(pod, wanted)
+        if body is None:
+            return pod
+        metadata = pod["metadata"]
+        path = paths.pod_status(metadata["namespace"], metadata["name"])
+        after = await self._kube.patch(path, body, kind="strategic")
+        after["metadata"].pop("managedFields", None)
+        course.written = after
+        log.info("status", reason=wanted.reason, phase=wanted.status["phase"], message=wanted.message or None)
+        self._tell(pod, wanted)
+        return after
+
+    async def _delete(self, pod: Obj, course: Course) -> None:
+        """The last delete. A grace of 0 on the Pod says that it was sent, and finalizers keep the object."""
+        metadata = pod["metadata"]
+        if course.deleted or (is_leaving(pod) and metadata.get("deletionGracePeriodSeconds") == 0):
+            return
+        await self._kube.delete(
+            paths.pod(metadata["namespace"], metadata["name"]),
+            uid=metadata["uid"],
+            grace_s=0,
+            resource_version=metadata["resourceVersion"],
+        )
+        course.deleted = True
+        log.info("the Pod is let go")
+
+    def _tell(self, pod: Obj, wanted: Wanted) -> None:
+        """Events for what people must act on or wait for; a Pod whose machine boots at once causes none."""
+        reason, message = wanted.reason, wanted.message
+        match reason:
+            case PodReason.INITIALIZING:
+                self._events.note(pod, type="Normal", reason="Provisioned", message=message)
+            case PodReason.PROVISIONING if message != PodMessage.ALLOCATING:
+                self._events.note(pod, type="Warning", reason="ProvisionRetrying", message=message)
+            case (
+                PodReason.CONFIG_ERROR
+                | PodReason.PROVISION_FAILED
+                | PodReason.FAILED
+                | PodReason.PREEMPTED
+                | PodReason.TERMINATED
+            ) if not is_leaving(pod):
+                self._events.note(pod, type="Warning", reason=reason.value, message=message)
+
+    # --- rent ---
+
+    async def _rent_one(self, uid: str) -> Again | None:
+        pod, course = self._pod(uid), self._courses.get(uid)
+        if pod is None or course is None or is_over(pod) or is_leaving(pod):
+            return None
+        claim = next((claim for claim in self._claims_of(pod) if not is_leaving(claim)), None)
+        if claim is None or course.claim_uid != claim["metadata"]["uid"]:
+            course.queued = False
+            self._follow.add(uid)
+            return None
+        if course.unanswered or isinstance(course.outcome, Rented | Refused | Over):
+            return None
+        with structlog.contextvars.bound_contextvars(pod=_name(pod), claim=claim["metadata"]["name"]):
+            try:
+                return await self._ensure(pod, course, claim)
+            finally:
+                self._follow.add(uid)
+
+    async def _ensure(self, pod: Obj, course: Course, claim: Obj) -> Again | None:
+        spec, settings = claim_spec(claim), self._settings
+        try:
+            pool = pool_of(self._pools.get("", spec.pool), spec.pool)
+            workload = workload_of(pod, claim, spec)
+        except Unusable as error:
+            if spec.instance is not None:  # rented already: what could not be asked for again goes on
+                course.outcome = Rented(ref=spec.instance)
+                return None
+            course.problem = str(error)
+            return Again(settings.backoff_max_s)
+        course.problem = None
+        policy = policy_of(pool, pod, jitter_s=self._rng.uniform(0.0, settings.block_jitter_s))
+        port = WatchedPort(self._door, clock=self._clock)
+        outcome = await self._provisioning.ensure(spec, workload, port=port, policy=policy)
+        if port.marked_at is not None:
+            metrics.attempted(spec, outcome, took_s=self._clock() - port.marked_at)
+        if course.claim_uid != spec.uid:
+            return None
+        course.outcome = outcome
+        match outcome:
+            case Rented():
+                course.rented_at = self._clock()
+            case Waiting():
+                course.unanswered = outcome.why is Why.UNKNOWN and outcome.for_s >= max(
+                    pool.spec.failover.unknown_timeout.total_seconds(), settings.unknown_timeout_floor_s
+                )
+                return None if course.unanswered else Again(outcome.after_s)
+        return None
+
+    # --- end ---
+
+    async def _end_one(self, uid: str) -> Again | None:
+        pod, course = self._pod(uid), self._courses.get(uid)
+        if pod is None or course is None or isinstance(course.release, Released):
+            return None
+        claims = self._claims_of(pod)
+        with structlog.contextvars.bound_contextvars(pod=_name(pod), claim=_names(claims)):
+            try:
+                return await self._release(pod, course, claims)
+            finally:
+                self._follow.add(uid)
+
+    async def _release(self, pod: Obj, course: Course, claims: list[Obj]) -> Again | None:
+        """Release every claim of the Pod here; the one that is furthest from its end counts."""
+        reason = "pod deleted" if is_leaving(pod) else "pod over" if is_over(pod) else "claim in release"
+        pending: list[Releasing] = []
+        for spec in _readable(claims):
+            release = await self._provisioning.release(spec, port=self._door, reason=reason)
+            if isinstance(release, Releasing):
+                pending.append(release)
+        if not pending:
+            course.release, course.troubles = Released(), 0
+            return None
+        slowest = min(pending, key=lambda each: each.accepted)
+        course.release = slowest
+        course.troubles = 0 if slowest.accepted else course.troubles + 1
+        if course.troubles >= TROUBLE_AFTER:
+            text = f"the machine is not given back yet, and will be: {slowest.message}"
+            self._events.note(pod, type="Warning", reason="TerminateRetrying", message=text)
+        return Again(min(each.after_s for each in pending))
+
+
+def _readable(claims: list[Obj]) -> list[ClaimSpec]:
+    """Those that this version can read. The others keep their finalizer, so no machine is forgotten."""
+    specs = []
+    for claim in claims:
+        try:
+            specs.append(claim_spec(claim))
+        except UnreadableClaim as error:
+            log.error("claim not readable", error=str(error))
+    return specs
+
+
+def _version(obj: Obj) -> int:
+    """The resourceVersion as a number, which the API server lets compare within one kind; 0 if it is none."""
+    text = obj["metadata"]["resourceVersion"]
+    return int(text) if text.isdecimal() else 0
+
+
+def _name(pod: Obj) -> str:
+    return f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
+
+
+def _names(claims: list[Obj]) -> str:
+    return ",".join(claim["metadata"]["name"] for claim in claims)
