@@ -71,7 +71,7 @@ class Judged:
 class _PlaceState:
     complete: deque[float] = field(default_factory=lambda: deque(maxlen=2))
     ours: set[ResourceId] = field(default_factory=set)
-    polled: bool = False
+    unknown: str | None = None
 
 
 class Inventory:
@@ -272,8 +272,9 @@ class Inventory:
             claims=frozenset(identity.claim_uid for _, identity in ours),
             unknown=unknown,
         )
-        if unknown is not None:
-            log.info("list round unknown", provider=place.provider, region=place.region, why=unknown)
+        if unknown != state.unknown:  # said once, not every second
+            state.unknown = unknown
+            log.info("list round", provider=place.provider, region=place.region, unknown=unknown)
         for listener in self._listeners:
             listener(judged)
 

@@ -101,13 +101,8 @@ async def load(conn: AsyncConnection, uid: ClaimUid, *, provider: str, account: 
         state=row.state,
         resource_id=row.resource_id,
         resource_region=row.resource_region,
-        attempts=tuple(AttemptRow(**item) for item in row.attempts),
-        runs=tuple(
-            RunRow(
-                **(item | {"usd_per_hour": Decimal(item["usd_per_hour"]) if item["usd_per_hour"] else None})
-            )
-            for item in row.runs
-        ),
+        attempts=tuple(AttemptRow(**_exact(item, "ceiling_usd_per_hour")) for item in row.attempts),
+        runs=tuple(RunRow(**_exact(item, "usd_per_hour")) for item in row.runs),
         epoch=row.epoch,
         next_sequence=row.next_sequence,
         avoid_hosts=frozenset(row.hosts),
@@ -161,7 +156,7 @@ _INTENT = text(f"""
         region, tier, accelerator, shape, ceiling_usd_per_hour, epoch, send_by, created_at)
     select :claim_uid, cast(:number as int), :sequence, :identity, :request_hash, :provider, :account,
         :region, :tier, :accelerator, :shape, :ceiling, :epoch,
-        clock_timestamp() + make_interval(secs => :window_s), clock_timestamp()
+        clock_timestamp() + make_interval(secs => cast(:window_s as float8)), clock_timestamp()
     from row, installation i
     where row.state = 'open' and i.epoch = :epoch and not exists (
         select from provision_attempt a where a.claim_uid = :claim_uid and a.outcome is null)
@@ -232,11 +227,11 @@ async def fence(conn: AsyncConnection, uid: ClaimUid, *, number: int, epoch: int
 
 _REPLAY = text("""
     update provision_attempt a
-    set sends = a.sends + 1, send_by = clock_timestamp() + make_interval(secs => :window_s)
+    set sends = a.sends + 1, send_by = clock_timestamp() + make_interval(secs => cast(:window_s as float8))
     from rental r, installation i
     where a.claim_uid = :uid and a.number = :number and a.outcome is null and a.request_hash = :request_hash
         and r.claim_uid = :uid and r.state = 'open' and i.epoch = :epoch
-        and clock_timestamp() + make_interval(secs => :window_s + :effect_s)
+        and clock_timestamp() + make_interval(secs => cast(:window_s as float8) + cast(:effect_s as float8))
             <= a.created_at + make_interval(secs => :replay_for_s)
     returning a.send_by
 """)

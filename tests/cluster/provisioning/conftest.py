@@ -160,7 +160,7 @@ class Bench:
 
     async def row(self, query: str, **values: Any) -> Any:
         async with self.engine.connect() as conn:
-            return (await conn.execute(text(query), values)).one_or_none()
+            return (await conn.execute(text(query), values)).first()
 
     async def rows(self, query: str, **values: Any) -> list[Any]:
         async with self.engine.connect() as conn:
@@ -201,7 +201,12 @@ class Bench:
             turn = account.budget.take
             tasks.append(
                 asyncio.create_task(
-                    follow(offerings, provider=account.provider, account="default", turn=lambda: turn(Urgency.LIST))
+                    follow(
+                        offerings,
+                        provider=account.provider,
+                        account="default",
+                        turn=lambda: turn(Urgency.LIST),
+                    )
                 )
             )
 
@@ -209,7 +214,9 @@ class Bench:
         tasks.append(asyncio.create_task(accounts.run()))
         tasks.append(asyncio.create_task(self.provisioning.run()))
         try:
-            await self.until(lambda: bool(offers := offerings.get("fake", "default")) and bool(offers.offerings))
+            await self.until(
+                lambda: bool(offers := offerings.get("fake", "default")) and bool(offers.offerings)
+            )
             yield self
         finally:
             for task in tasks:

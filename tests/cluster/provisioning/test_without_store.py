@@ -1,0 +1,98 @@
+"""No database: nothing is rented, teardown goes on, and only the rows let a claim go for good."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from app.inventory.identity import new_installation
+from app.kube import paths
+from app.kube.client import Kube
+from app.provisioning.model import Releasing, Waiting, Why
+from app.store.devserver import DevPostgres
+from app.store.engine import create_engine
+from app.store.migrate import migrate
+from tests.cluster.provisioning.conftest import Bench
+from tests.support.clouds import FakeCloud
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[DevPostgres]:
+    """A Postgres that the test may stop."""
+    own = DevPostgres(None, durable=False)
+    await asyncio.to_thread(own.start)
+    try:
+        await migrate(own.url)
+        yield own
+    finally:
+        await asyncio.to_thread(own.close)
+
+
+@pytest.fixture
+async def engine(server: DevPostgres) -> AsyncIterator[AsyncEngine]:
+    engine = create_engine(server.url, pool_size=5, timeout_s=2)
+    yield engine
+    await engine.dispose()
+
+
+@pytest.fixture
+def bench(kube: Kube, engine: AsyncEngine, cloud: FakeCloud, tmp_path: Path) -> Bench:
+    return Bench(kube=kube, engine=engine, cloud=cloud, installation=new_installation())
+
+
+async def test_without_a_store_nothing_is_rented(bench: Bench, server: DevPostgres):
+    async with bench.running():
+        claim = await bench.claim()
+        await asyncio.to_thread(server.stop)
+
+        outcome = await bench.ensure_once(claim)
+
+        assert isinstance(outcome, Waiting)
+        assert outcome.why is Why.NO_STORE
+        assert await bench.cloud.creates() == {}
+        live = await bench.door.look(claim)
+        assert live is not None
+        assert live.mark is None
+
+
+async def test_without_a_store_teardown_goes_on_but_the_claim_stays(bench: Bench, server: DevPostgres):
+    async with bench.running():
+        claim = await bench.claim()
+        rented = await bench.rented(claim)
+        await asyncio.to_thread(server.stop)
+
+        release = await bench.release_once(claim)
+
+        assert isinstance(release, Releasing)
+        assert release.accepted
+        assert release.why is Why.NO_STORE
+        await bench.cloud.until(lambda truth: all(m["state"] == "gone" for m in truth["machines"]))
+
+        await asyncio.to_thread(server.start)
+        await bench.release(claim)
+        run = await bench.row("select * from run")
+        assert (run.resource_id, run.gone_at is not None) == (rented.ref.resource_id, True)
+
+
+async def test_a_new_leader_without_a_store_tears_down_from_the_claims_status(
+    bench: Bench, server: DevPostgres
+):
+    async with bench.running():
+        claim = await bench.claim()
+        rented = await bench.rented(claim)
+    status = {"status": {"instanceID": rented.ref.resource_id, "region": "r1", "account": "default"}}
+    await bench.kube.patch(paths.nodeclaim_status(claim.name), status, kind="merge")
+    claim = await bench.reread(claim)
+
+    async with bench.running():
+        await asyncio.to_thread(server.stop)
+        bench.leader.epoch = None  # what a leader has that took over while the store was away
+
+        release = await bench.release_once(claim)
+
+        assert isinstance(release, Releasing)
+        assert release.accepted
+        await bench.cloud.until(lambda truth: all(m["state"] == "gone" for m in truth["machines"]))
+        await asyncio.to_thread(server.start)
