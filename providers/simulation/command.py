@@ -5,13 +5,16 @@ import asyncio
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from starlette.applications import Starlette
+from starlette.requests import Request
 from starlette.routing import BaseRoute
+from starlette.types import Receive, Scope, Send
 
 from providers.simulation import control, scenario
 from providers.simulation.engine import Engine
-from providers.simulation.http import serve
+from providers.simulation.http import Answer, serve
 from providers.simulation.state import Journal, StateError
 
 Routes = Callable[[Engine], Sequence[BaseRoute]]
@@ -23,16 +26,53 @@ def run(routes: Routes, *, default: str, scenario_file: Path | None, state: Path
     Raises:
         scenario.ScenarioError, StateError, OSError: it cannot start; the message says why.
     """
-    facts = (
-        scenario.load(scenario_file) if scenario_file else scenario.parse(default, source="default scenario")
-    )
-    journal = Journal(state)
+
+    def facts() -> scenario.Scenario:
+        if scenario_file is None:
+            return scenario.parse(default, source="default scenario")
+        return scenario.load(scenario_file)
+
+    cloud = _Cloud(routes, facts=facts, state=state)
     try:
-        engine = Engine(facts, journal)
-        app = Starlette(routes=[*routes(engine), *control.routes(engine)])
-        asyncio.run(serve(app, port=port))
+        asyncio.run(serve(cloud, port=port))
     finally:
-        journal.close()
+        cloud.close()
+
+
+class _Cloud:
+    """The application over the engine of now: ``POST /sim/reset`` puts a new and empty one in its place."""
+
+    def __init__(self, routes: Routes, *, facts: Callable[[], scenario.Scenario], state: Path) -> None:
+        self._routes = routes
+        self._facts = facts
+        self._state = state
+        self._open(facts())
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
+
+    def close(self) -> None:
+        self._journal.close()
+
+    def _open(self, facts: scenario.Scenario) -> None:
+        self._journal = Journal(self._state)
+        try:
+            engine = Engine(facts, self._journal)
+        except BaseException:
+            self._journal.close()
+            raise
+        self._engine = engine
+        reset = control.route(engine, "POST", "/sim/reset", self._reset)
+        self._app = Starlette(routes=[*self._routes(engine), *control.routes(engine), reset])
+
+    def _reset(self, _request: Request, _json: Any) -> Answer:
+        """Read the scenario again, forget everything, begin anew. For tests that share one process."""
+        facts = self._facts()  # first: a wrong scenario changes nothing
+        self._engine.faults.clear()  # calls that are held must not wait for ever
+        self._journal.close()
+        self._journal.remove()
+        self._open(facts)
+        return Answer(body={})
 
 
 def main(start: Callable[[Path | None, Path, int], None], argv: Sequence[str] | None = None) -> int:

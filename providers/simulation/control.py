@@ -21,11 +21,13 @@ from providers.simulation.meter import bill_usd, billed_s
 from providers.simulation.orders import Order
 from providers.simulation.state import Machine
 
+Doing = Callable[[Request, Any], Answer]
+
 
 def routes(engine: Engine) -> list[BaseRoute]:
     """Everything under ``/sim`` for one engine."""
     api = _Control(engine)
-    table: list[tuple[str, str, Callable[[Request, Any], Answer]]] = [
+    table: list[tuple[str, str, Doing]] = [
         ("GET", "/sim/truth", api.truth),
         ("GET", "/sim/faults", api.list_faults),
         ("POST", "/sim/faults", api.add_fault),
@@ -38,7 +40,11 @@ def routes(engine: Engine) -> list[BaseRoute]:
         ("POST", "/sim/machines", api.plant),
         ("POST", "/sim/machines/{id}/{what}", api.happen),
     ]
-    return [Route(path, json_endpoint(engine, handler), methods=[method]) for method, path, handler in table]
+    return [route(engine, *row) for row in table]
+
+
+def route(engine: Engine, method: str, path: str, doing: Doing) -> BaseRoute:
+    return Route(path, json_endpoint(engine, doing), methods=[method])
 
 
 class _Control:

@@ -43,16 +43,17 @@ def bill_usd(machine: Machine, *, billing: Billing, now: int) -> Decimal | None:
     total_s = billed_s(machine, billing=billing, now=now)
     if not total_s:
         return Decimal(0)
-    usd, counted, last = Decimal(0), Decimal(0), Decimal(0)
+    dollar_seconds, counted, last = Decimal(0), Decimal(0), Decimal(0)
     for since, to in billed_spans(machine, billing=billing, now=now):
         for start, end, rate in _rated(machine, since, to):
             if rate is None:
                 return None
             seconds = Decimal(end - start) / MICROS_PER_S
-            usd += rate * seconds / _HOUR
+            dollar_seconds += rate * seconds
             counted += seconds
             last = rate
-    return usd + last * (total_s - counted) / _HOUR  # what rounding adds costs the last rate
+    dollar_seconds += last * (total_s - counted)  # what rounding adds costs the last rate
+    return dollar_seconds / _HOUR
 
 
 def _rated(machine: Machine, since: int, to: int) -> Iterator[tuple[int, int, Decimal | None]]:

@@ -166,6 +166,10 @@ class Journal:
             view = view[os.write(self._file, view) :]
         os.fsync(self._file)
 
+    def remove(self) -> None:
+        """Forget everything, after `close`."""
+        self._path.unlink(missing_ok=True)
+
     def close(self) -> None:
         """Write what is left and give the folder back."""
         if self._file >= 0:

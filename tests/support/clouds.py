@@ -6,6 +6,7 @@ cloud says of itself comes from `truth`, which no fault can touch.
 
 import asyncio
 import contextlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -69,6 +70,10 @@ class FakeCloud:
         finally:
             await cloud.close()
 
+    @property
+    def runs(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
     async def start(self) -> None:
         """Start the process, or start it again at the same address; returns once it listens.
 
@@ -97,6 +102,18 @@ class FakeCloud:
             if self._process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"{self._module} did not start:\n{processes.tail(self.log)}")
             await asyncio.sleep(0.02)
+
+    async def reset(self, scenario: Mapping[str, Any]) -> None:
+        """Begin anew with this scenario and nothing remembered, in the same process, which is far faster.
+
+        For use between tests, while nothing is on its way to the cloud.
+        """
+        self.scenario_file.write_text(yaml.safe_dump(dict(scenario), sort_keys=False))
+        if not self.runs:
+            shutil.rmtree(self._state, ignore_errors=True)
+            await self.start()
+        else:
+            await self.control("POST", "/sim/reset")
 
     async def stop(self) -> int:
         """SIGTERM, and wait; the exit code."""
