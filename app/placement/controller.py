@@ -31,7 +31,7 @@ from app.kube.errors import Conflict, Exists, KubeError, Replaced
 from app.kube.queue import Again, WorkQueue, run_workers
 from app.placement import explain, metrics, objects
 from app.placement.constraints import NodeView, node_view
-from app.placement.desk import Desk, MayNotPlace, Seen, Term
+from app.placement.desk import Desk, MayNotPlace, Seen
 from app.placement.objects import (
     age,
     created,
@@ -81,7 +81,7 @@ class Placement:
         offerings: Offerings,
         settings: Settings,
         installation: str,
-        term: Term,
+        term: Leadership,
         events: Events,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         clock: Callable[[], float] = time.monotonic,
@@ -98,6 +98,7 @@ class Placement:
         self._waiting = Waiting()
         self._made: dict[Key, Obj] = {}  # claims that the watch has not shown yet
         self._lifted: dict[Key, str] = {}  # UIDs of Pods whose lifted gate the watch has not shown yet
+        self._held: dict[Key, str] = {}  # UIDs of Pods that met a time when nothing may be placed
         self._unbound: dict[Key, tuple[str, float]] = {}  # Pod UID, and since when
         claims.add_index(_BY_UID, lambda claim: [claim["spec"]["podRef"]["uid"]])
         claims.add_index(_BY_POD, lambda claim: ["/".join(pod_of(claim))])
@@ -116,7 +117,7 @@ class Placement:
         self._queue = WorkQueue(base_delay_s=settings.backoff_base_s, max_delay_s=settings.backoff_max_s)
         self._waiting = Waiting()
         self._teller.clear()
-        for memory in (self._made, self._lifted, self._unbound):
+        for memory in (self._made, self._lifted, self._held, self._unbound):
             memory.clear()
         try:
             for pod in self._pods:
@@ -192,7 +193,7 @@ class Placement:
             self._forget(key)
             return None
         if not self._term.valid():
-            return None  # this run is about to be cancelled
+            return Again(self._settings.stale_retry_s)  # until we may again, or are cancelled
         with structlog.contextvars.bound_contextvars(pod=f"{key[0]}/{key[1]}", pod_uid=uid_of(pod)):
             try:
                 return await self._step(key, pod)
@@ -215,7 +216,7 @@ class Placement:
     def _forget(self, key: Key) -> None:
         self._waiting.drop(key)
         self._teller.forget(key)
-        for memory in (self._made, self._lifted, self._unbound):
+        for memory in (self._made, self._lifted, self._held, self._unbound):
             memory.pop(key, None)
 
     async def _place(self, key: Key, pod: Obj) -> Again | None:
@@ -273,6 +274,7 @@ class Placement:
             places, database_now = await self._desk.look(judge)
         except MayNotPlace as error:
             return await self._hold(key, pod, str(error))
+        self._held.pop(key, None)
         metrics.skipped(places)
         candidate = chosen(places)
         if candidate is None:
@@ -284,7 +286,7 @@ class Placement:
         name = self._claim_name(request)
         wanted = objects.claim_of(request, candidate, pool=pool, name=name, installation=self._installation)
         if not self._term.valid():
-            return None
+            return Again(self._settings.stale_retry_s)
         try:
             claim = await self._kube.create(paths.nodeclaims(), wanted)
         except Exists:
@@ -316,7 +318,9 @@ class Placement:
         if placed_condition(pod) is not None:
             message = f"placed on {objects.candidate_on(claim)}"
             pod = await self._teller.say(key, pod, placed=True, reason="Placed", message=message)
-        if self._term.valid() and await self._lift(key, pod, claim):
+        if not self._term.valid():
+            return Again(self._settings.stale_retry_s)
+        if await self._lift(key, pod, claim):
             candidate = objects.candidate_on(claim)
             waited_s = (self._now() - created(pod)).total_seconds()
             metrics.placed(candidate, waited_s=waited_s)
@@ -341,6 +345,7 @@ class Placement:
             patch = objects.ungate_patch(living, claim)
             await self._kube.patch(path, patch, kind="merge", metadata_only=True)
         self._lifted[key] = uid_of(pod)
+        self._held.pop(key, None)
         self._waiting.drop(key)
         return True
 
@@ -412,9 +417,13 @@ class Placement:
         await self._teller.say(key, pod, placed=False, reason=_CONDITION_REASONS[reason], message=why)
 
     async def _hold(self, key: Key, pod: Obj, why: str) -> Again:
-        """Nothing may be placed now, whatever the Pod asks for."""
+        """Nothing may be placed now, whatever the Pod asks for. It is told if that lasts: a new leader's
+        first moments, or a dropped connection, are no news."""
         self._waiting.drop(key)
         log.debug("placement waits", why=why)
+        if key not in self._held:
+            self._held[key] = uid_of(pod)
+            return Again(min(self._settings.backoff_base_s, self._settings.stale_retry_s))
         await self._teller.say(
             key, pod, placed=False, reason="OnHold", message=f"nothing is placed now: {why}"
         )

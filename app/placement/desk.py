@@ -25,10 +25,10 @@ T = TypeVar("T")
 
 
 class Term(Protocol):
-    """Leadership, as far as placement must know it."""
+    """Leadership, as far as placement must know it. ``epoch`` is None until the store has it."""
 
     @property
-    def epoch(self) -> int: ...
+    def epoch(self) -> int | None: ...
     def valid(self) -> bool: ...
 
 
@@ -57,7 +57,7 @@ class _Look(Generic[T]):
 class Desk:
     """Collects with `look`, works in `run`."""
 
-    def __init__(self, engine: AsyncEngine, *, term: Term) -> None:
+    def __init__(self, engine: AsyncEngine, *, term: Leadership) -> None:
         self._engine, self._term = engine, term
         self._waiting: list[_Look[Any]] = []
         self._filled = asyncio.Event()

@@ -9,15 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from app.api.keys import (
-    ACCELERATOR_TYPE_LABEL,
     AIBRIX_GROUP,
-    GPU_RESOURCE,
     MAX_PRICE_ANNOTATION,
     NODE_POOL_LABEL,
 )
 from app.api.not_built import annotation_refusals
-from app.api.quantities import parse_count
 from app.placement.constraints import NodeConstraints, Obj, constraints_of
+from app.workload.accelerators import BadRequest, accelerator_of
 from providers.base import Accelerator, PodUid
 
 # What tells one revision of an owner's template from the next, where the owner itself lives on.
@@ -69,45 +67,21 @@ def request_of(pod: Obj) -> PlacementRequest:
     annotations = metadata.get("annotations") or {}
     if refused := annotation_refusals(annotations):
         raise InvalidRequest("; ".join(refused))
+    try:
+        accelerator = accelerator_of(pod)
+    except BadRequest as error:
+        raise InvalidRequest(str(error)) from error
     return PlacementRequest(
         namespace=metadata["namespace"],
         name=metadata["name"],
         uid=PodUid(metadata["uid"]),
-        accelerator=accelerator_of(pod),
+        accelerator=accelerator,
         node=constraints_of(pod),
         template=template_of(pod),
         restart_policy=spec.get("restartPolicy") or "Always",
         active_deadline_s=spec.get("activeDeadlineSeconds"),
         options=_options(annotations),
     )
-
-
-def accelerator_of(pod: Obj) -> Accelerator | None:
-    """Type from the label, casing kept; count from the containers' GPU resource, the largest of them.
-
-    In each container the limit counts, the request only where there is no limit. Init containers are not
-    read. A type without a count is one; neither is a machine without accelerator.
-
-    Raises:
-        InvalidRequest: the count is no whole number, or zero beside a type, or there is no type.
-    """
-    labels = pod["metadata"].get("labels") or {}
-    kind = (labels.get(ACCELERATOR_TYPE_LABEL) or "").strip()
-    counts = [
-        count
-        for container in (pod.get("spec") or {}).get("containers") or ()
-        if (count := _count(container)) is not None
-    ]
-    if not kind:
-        if any(counts):
-            raise InvalidRequest(
-                f"{max(counts)} {GPU_RESOURCE} without a type; set the label {ACCELERATOR_TYPE_LABEL}"
-            )
-        return None
-    count = max(counts) if counts else 1
-    if count == 0:
-        raise InvalidRequest(f"0 {GPU_RESOURCE} of type {kind}; ask for at least 1, or take the label off")
-    return Accelerator(type=kind, count=count)
 
 
 def pool_name(pod: Obj) -> str | None:
@@ -130,20 +104,6 @@ def template_of(pod: Obj) -> str:
     labels = pod["metadata"].get("labels") or {}
     revision = next((labels[label] for label in _REVISION_LABELS if labels.get(label)), "")
     return f"{owner['uid']}/{revision}" if revision else str(owner["uid"])
-
-
-def _count(container: Obj) -> int | None:
-    resources = container.get("resources") or {}
-    for part in ("limits", "requests"):
-        amount = (resources.get(part) or {}).get(GPU_RESOURCE)
-        if amount is not None:
-            try:
-                return parse_count(amount)
-            except ValueError as error:
-                raise InvalidRequest(
-                    f"container {container.get('name')}: resources.{part} of {GPU_RESOURCE}: {error}"
-                ) from error
-    return None
 
 
 def _options(annotations: Mapping[str, str]) -> dict[str, str]:

@@ -44,11 +44,16 @@ async def until(condition: Callable[[], Awaitable[Any]]) -> Any:
 class ATerm:
     """Leadership as the manager would hand it out."""
 
-    epoch: int
+    epoch: int | None
     leads: bool = True
+    asked: int = 0
 
     def valid(self) -> bool:
+        self.asked += 1
         return self.leads
+
+    async def was_asked(self) -> bool:
+        return self.asked > 0
 
 
 class Wire:

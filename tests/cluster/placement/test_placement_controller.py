@@ -435,10 +435,11 @@ async def test_nothing_is_placed_at_an_epoch_that_the_database_does_not_know(wor
     await world.make_pool(await world.provider())
 
     async with world.placing() as running:
-        running.term.epoch += 1
+        running.term.epoch = None
         pod = await world.pod("early-leader")
         await world.told(pod, "OnHold")
         assert not await world.claims_of(pod)
+        running.term.epoch = world.epoch + 1  # of the Lease; the store comes after
         async with begin(world.engine) as conn:
             await installation.set_epoch_at_least(conn, running.term.epoch)
         await world.lifted(pod)
@@ -467,6 +468,30 @@ async def test_a_replica_whose_term_is_over_writes_nothing(world: World):
         async with world.placing():
             await world.lifted(pod)
         assert deposed.wire.writes == []
+
+
+async def test_a_term_that_may_not_act_for_a_while_goes_on_afterwards(world: World):
+    await world.make_pool(await world.provider())
+
+    async with world.placing() as running:
+        running.term.leads = False
+        pod = await world.pod("suspended")
+        await until(running.term.was_asked)
+        running.term.leads = True
+        await world.lifted(pod)
+        assert running.wire.writes == ONE_PLACEMENT
+
+
+async def test_the_first_moments_of_a_term_without_an_epoch_are_no_news_to_pods(world: World):
+    await world.make_pool(await world.provider())
+    pod = await world.pod("fresh")
+
+    async with world.placing() as running:
+        running.term.epoch = None
+        await until(running.term.was_asked)
+        running.term.epoch = world.epoch
+        await world.lifted(pod)
+        assert running.wire.writes == ONE_PLACEMENT
 
 
 # --- placed and not bound ------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.placement.request import InvalidRequest, accelerator_of, pool_name, request_of, template_of
+from app.placement.request import InvalidRequest, pool_name, request_of, template_of
 
 TYPE = "nebula.inftyai.com/accelerator-type"
 GPU = "nvidia.com/gpu"
@@ -23,6 +23,10 @@ def a_pod(*containers, labels=None, annotations=None, owners=(), **spec):
         "metadata": metadata | {"labels": labels or {}, "annotations": annotations or {}},
         "spec": {"containers": list(containers) or [a_container()]} | spec,
     }
+
+
+def accelerator_in(pod):
+    return request_of(pod).accelerator
 
 
 @pytest.mark.parametrize(
@@ -53,7 +57,7 @@ def a_pod(*containers, labels=None, annotations=None, owners=(), **spec):
     ],
 )
 def test_type_comes_from_the_label_and_count_from_the_containers(containers, kind, wanted):
-    accelerator = accelerator_of(a_pod(*containers, labels={TYPE: kind} if kind else {}))
+    accelerator = accelerator_in(a_pod(*containers, labels={TYPE: kind} if kind else {}))
 
     assert (str(accelerator) if accelerator else None) == wanted
 
@@ -61,7 +65,7 @@ def test_type_comes_from_the_label_and_count_from_the_containers(containers, kin
 def test_init_containers_are_not_read():
     pod = a_pod(a_container("1"), labels={TYPE: "h100"}, initContainers=[a_container("8")])
 
-    assert str(accelerator_of(pod)) == "h100:1"
+    assert str(accelerator_in(pod)) == "h100:1"
 
 
 @pytest.mark.parametrize(
@@ -75,7 +79,7 @@ def test_init_containers_are_not_read():
 )
 def test_a_count_that_cannot_be_meant_is_an_invalid_request(limit, kind, says):
     with pytest.raises(InvalidRequest, match=says):
-        accelerator_of(a_pod(a_container(limit), labels={TYPE: kind}))
+        accelerator_in(a_pod(a_container(limit), labels={TYPE: kind}))
 
 
 def test_an_annotation_that_would_be_ignored_is_an_invalid_request():
