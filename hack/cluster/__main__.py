@@ -29,7 +29,9 @@ _state_option = click.option(
 
 @click.group(help=__doc__)
 def main() -> None:
-    pass
+    # Both mean an orderly end; a shell's background job would otherwise ignore the first.
+    signal.signal(signal.SIGINT, _interrupt)
+    signal.signal(signal.SIGTERM, _interrupt)
 
 
 @main.command()
@@ -42,7 +44,6 @@ def build() -> None:
 @_state_option
 def run(state: Path) -> None:
     """Run a control plane until Ctrl-C, and print the line that points kubectl to it."""
-    signal.signal(signal.SIGTERM, _interrupt)
     with ControlPlane(state=state) as plane:
         click.echo(f"export KUBECONFIG={plane.kubeconfig}")
         click.echo(f"export PATH={plane.kubectl.parent}:$PATH", err=True)
