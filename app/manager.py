@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 import structlog
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from app.admission.service import Admission
+from app.admission.server import Admission
 from app.api import keys
 from app.claims.controller import Claims
 from app.inventory.accounts import Account, Accounts
@@ -101,11 +101,11 @@ class Replica:
         admission = Admission(
             kube=self._kube,
             settings=settings,
-            provider_names=lambda: frozenset(entry.name for entry in settings.providers),
+            accounts_names=lambda: frozenset(entry.name for entry in settings.providers),
         )
         health = Health(
             settings.health_bind,
-            checks={"admission": admission.trouble},
+            checks={"admission": lambda: admission.trouble or None},
             shown={"store": lambda: self._store.trouble, "leader": self._leader_line},
         )
         try:
@@ -175,7 +175,7 @@ class Replica:
                 _say_trouble(
                     store,
                     f"the database is of installation {recorded.id}, the cluster's Secret says"
-                    f" {installation}: nothing is rented and nothing destroyed until a person makes them agree",
+                    f" {installation}: nothing is rented and nothing destroyed until they agree",
                 )
             else:
                 _say_trouble(store, None)
@@ -265,6 +265,7 @@ class Replica:
             settings=settings,
             events=events,
             installation=installation,
+            clock=boot_clock,
         )
         async with asyncio.TaskGroup() as duties:
 
