@@ -31,7 +31,7 @@ from app.kube.errors import Conflict, Exists, KubeError, Replaced
 from app.kube.queue import Again, WorkQueue, run_workers
 from app.placement import explain, metrics, objects
 from app.placement.constraints import NodeView, node_view
-from app.placement.desk import Desk, MayNotPlace, Seen
+from app.placement.desk import Desk, MayNotPlace, Seen, Term
 from app.placement.objects import (
     age,
     created,
@@ -81,7 +81,7 @@ class Placement:
         offerings: Offerings,
         settings: Settings,
         installation: str,
-        term: Leadership,
+        term: Term,
         events: Events,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         clock: Callable[[], float] = time.monotonic,

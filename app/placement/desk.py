@@ -57,7 +57,7 @@ class _Look(Generic[T]):
 class Desk:
     """Collects with `look`, works in `run`."""
 
-    def __init__(self, engine: AsyncEngine, *, term: Leadership) -> None:
+    def __init__(self, engine: AsyncEngine, *, term: Term) -> None:
         self._engine, self._term = engine, term
         self._waiting: list[_Look[Any]] = []
         self._filled = asyncio.Event()
