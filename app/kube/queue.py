@@ -9,7 +9,7 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -184,7 +184,8 @@ class WorkQueue(Generic[K]):
                 if waiter.done() and not waiter.cancelled():
                     self._wake()  # the wake-up was ours; pass it on
                 else:
-                    self._waiters.remove(waiter)
+                    with suppress(ValueError):  # a wake-up passed over it, when several are cancelled at once
+                        self._waiters.remove(waiter)
                 raise
         if self._closed:
             raise Closed
