@@ -1,9 +1,9 @@
 """NodeClaims and CloudPodBindings: their status, how long a claim lives, and its release.
 
 The status is a projection of what provisioning knows of the rental, never of the Pod's annotations; the mark
-(``attempt``) is not ours. A claim lives as long as its Pod, by UID; that the Pod is gone is believed of a live
-GET only, because a DELETED event may merely mean that a label was taken off. Nothing is written that is so
-already, and what lasts only for a moment is not written at all: writes are the budget (design section 14).
+(``attempt``) is not ours. A claim lives as long as its Pod, by UID; that the Pod is gone is believed of a
+live GET only, because a DELETED event may merely mean that a label was taken off. Nothing is written that is
+so already, and what lasts only for a moment is not written at all: writes are the budget (design section 14).
 """
 
 import asyncio
@@ -63,7 +63,7 @@ class Claims:
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        """``accounts_names`` gives the configured providers; ``clock`` is monotonic, ``now`` dates conditions."""
+        """``accounts_names``: the configured providers. ``clock`` is monotonic, ``now`` dates conditions."""
         self._kube = kube.room("claims")
         self._claims, self._bindings, self._pods = claims, bindings, pods
         self._provisioning, self._settings, self._events = provisioning, settings, events

@@ -106,8 +106,8 @@ class Releases:
         finding = None
         if release.why is Why.NO_ACCOUNT and spec.key not in self._configured:
             finding = (
-                f"provider {spec.provider} (account {spec.account}) is not configured any more: this claim's"
-                " machine cannot be ended or shown to be gone; configure it again, and the claim goes by itself"
+                f"provider {spec.provider} (account {spec.account}) is not configured any more: its"
+                " machine can neither be ended nor shown to be gone; configure it again, and the claim goes"
             )
         if finding == track.finding:
             return

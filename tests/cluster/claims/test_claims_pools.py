@@ -1,0 +1,115 @@
+"""What a NodePool shows, and that it stays readable while a claim names it."""
+
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from app.api import keys
+from app.kube import paths
+from app.kube.client import Obj
+from tests.cluster.claims.conftest import World, conditions
+from tests.support.composed import until
+
+
+@pytest.fixture
+async def pool(world: World) -> Obj:
+    return await a_pool(world, ["modal"])
+
+
+async def a_pool(world: World, providers: list[str]) -> Obj:
+    body = {
+        "apiVersion": keys.API_VERSION,
+        "kind": keys.NODE_POOL,
+        "metadata": {"name": f"gpu-{uuid4().hex[:8]}"},
+        "spec": {"providers": [{"name": name} for name in providers]},
+    }
+    return await world.kube.create(paths.nodepools(), body)
+
+
+async def pool_status(world: World, pool: Obj) -> dict[str, Any]:
+    return (await world.kube.get(paths.nodepool(pool["metadata"]["name"]))).get("status") or {}
+
+
+async def until_placed(world: World, pool: Obj, placed: dict[str, int] | None) -> None:
+    async def shown() -> bool:
+        status = await pool_status(world, pool)
+        return "conditions" in status and status.get("placed") == placed
+
+    await until(shown, what=f"placed {placed}")
+
+
+async def test_placed_counts_the_bound_claims_and_goes_with_the_last(world: World, pool: Obj):
+    async with world.leading() as term:
+        await until_placed(world, pool, None)
+        pods = [await world.pod(name, pool=pool["metadata"]["name"]) for name in ("a", "b")]
+        claims = [await world.claim(pod) for pod in pods]
+        for claim in claims:
+            await term.rent(claim)
+
+        await until_placed(world, pool, {"modal": 2})
+
+        for pod in pods:
+            await world.remove_pod(pod)
+        await until_placed(world, pool, None)
+        status = await pool_status(world, pool)
+        assert status["providers"] == "modal"
+        assert status["conditions"][0]["observedGeneration"] == 1
+
+
+async def test_an_unknown_provider_makes_the_pool_not_ready_and_is_named(world: World):
+    pool = await a_pool(world, ["zeta", "modal", "alpha"])
+    async with world.leading():
+
+        async def told() -> dict[str, Any]:
+            return await pool_status(world, pool)
+
+        status = await until(told)
+
+        assert conditions(status) == {"Ready": ("False", "UnknownProvider")}
+        assert status["conditions"][0]["message"] == "no registered adapter for provider(s): alpha, zeta"
+        assert status["providers"] == "zeta,modal,alpha"
+
+
+async def test_a_pool_in_use_stays_readable_until_its_last_claim_is_gone(world: World, pool: Obj):
+    name = pool["metadata"]["name"]
+    async with world.leading() as term:
+        pod = await world.pod("a", pool=name)
+        claim = await world.claim(pod)
+        await term.rent(claim)
+        await until_placed(world, pool, {"modal": 1})
+
+        await world.kube.delete(paths.nodepool(name))
+        live = await world.kube.get(paths.nodepool(name))
+        assert live["metadata"]["finalizers"] == [keys.POOL_FINALIZER]
+
+        await world.remove_pod(pod)
+        await world.until_gone(claim)
+
+        async def gone() -> bool:
+            return await world.kube.find(paths.nodepool(name)) is None
+
+        await until(gone)
+
+
+async def test_a_pool_that_was_never_used_goes_at_once(world: World, pool: Obj):
+    async with world.leading():
+        await until_placed(world, pool, None)
+        await world.kube.delete(paths.nodepool(pool["metadata"]["name"]))
+        assert await world.kube.find(paths.nodepool(pool["metadata"]["name"])) is None
+
+
+async def test_many_pods_cost_a_pool_few_writes(world: World, pool: Obj):
+    async with world.leading() as term:
+        await until_placed(world, pool, None)
+        seen: list[str] = []
+        term.pools.on_change(lambda _, new: seen.append(new["metadata"]["resourceVersion"]) if new else None)
+        start = len(seen)
+        claims = [
+            await world.claim(await world.pod(f"p{n}", pool=pool["metadata"]["name"])) for n in range(8)
+        ]
+        for claim in claims:
+            await term.rent(claim)
+        await until_placed(world, pool, {"modal": 8})
+
+        assert len(seen) - start < len(claims)
