@@ -91,7 +91,8 @@ def renewed(
         return Material(ca=step.next_ca, leaf=leaf_by(step.next_ca), trusted=pki.bundle(trusted, now=now))
     missing = set(names) - pki.names(material.leaf.certificate)
     if missing or now >= _leaf_due(material):
-        step = replace(step, leaf=leaf_by(material.ca))
+        living = pki.bundle(pki.split(step.trusted), now=now)  # without those that have ended
+        step = replace(step, leaf=leaf_by(material.ca), trusted=living)
     return step
 
 

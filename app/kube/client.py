@@ -10,6 +10,7 @@ server. Watches and ``urgent`` views (Leases) take none, so a burst never delays
 
 import asyncio
 import contextlib
+import functools
 import importlib.metadata
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
@@ -78,7 +79,7 @@ class Kube:
         return view
 
     def _set(self, room: str, *, urgent: bool, timeout_s: float) -> None:
-        self._agent = f"nebula/{importlib.metadata.version('nebula')} ({room})"
+        self._agent = f"nebula/{_version()} ({room})"
         self._urgent = urgent
         self._timeout_s = timeout_s
 
@@ -383,6 +384,11 @@ class _Transport:
             allow_redirects=False,
             read_bufsize=WATCH_BUFFER_BYTES,
         )
+
+
+@functools.cache
+def _version() -> str:
+    return importlib.metadata.version("nebula")
 
 
 def _query(query: Mapping[str, Any] | None) -> str:
