@@ -106,8 +106,6 @@ class Admission:
                 self._up.set()
                 log.info("webhooks served", port=self.port)
         finally:
-            self._up.clear()
-            self._trouble = "the webhooks are not served any more"
             self._socket.close()
 
     async def _insist(self, step: Callable[[], Awaitable[None]], *, what: str) -> None:
@@ -130,6 +128,8 @@ class Admission:
         try:
             yield serving
         finally:
+            self._up.clear()  # before the draining: nothing new is to be sent here
+            self._trouble = "the webhooks are not served any more"
             server.should_exit = True
             await serving
 
