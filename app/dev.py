@@ -3,7 +3,6 @@
 For somebody's laptop and for tests; `app.cli.run` refuses it inside a cluster.
 """
 
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ from app.kube import paths
 from app.kube.client import Kube, Obj
 from app.kube.errors import Exists
 from app.settings import ProviderEntry, Settings
-from app.store.devserver import DevPostgres
+from app.store.devserver import DevPostgres, default_data_dir
 
 log = structlog.get_logger()
 CLOUD_START_S = 30.0
@@ -27,7 +26,7 @@ CLOUD_START_S = 30.0
 @contextmanager
 def bring_up(settings: Settings) -> Iterator[Settings]:
     """Start what the settings do not name, and give the settings that name it; stop it all at the end."""
-    folder = Path(settings.dev_dir) if settings.dev_dir else default_folder()
+    folder = Path(settings.dev_dir) if settings.dev_dir else default_data_dir().parent
     folder.mkdir(parents=True, exist_ok=True)
     changes: dict[str, object] = {}
     with ExitStack() as stack:
@@ -44,12 +43,6 @@ def bring_up(settings: Settings) -> Iterator[Settings]:
             changes["webhook_url"] = f"https://127.0.0.1:{port}"
         log.info("development", folder=str(folder), database="ours" if "database_url" in changes else "given")
         yield settings.model_copy(update=changes)
-
-
-def default_folder() -> Path:
-    """``$XDG_STATE_HOME/nebula``, usually below ``~/.local/state``."""
-    state = os.environ.get("XDG_STATE_HOME")
-    return (Path(state) if state else Path.home() / ".local" / "state") / "nebula"
 
 
 @contextmanager

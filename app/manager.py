@@ -162,6 +162,8 @@ class Replica:
                     recorded = await get_or_create(conn, new_id=installation)
             except StoreUnavailable as error:
                 _say_trouble(store, str(error)[:256])
+                if error.sqlstate == "42P01":  # emptied under us
+                    store.migrated.clear()
                 await asyncio.sleep(wait_s)
                 wait_s = min(settings.backoff_max_s, wait_s * 2)
                 continue

@@ -67,7 +67,14 @@ def command(**flags: Any) -> None:
             from app.dev import bring_up
 
             settings = stack.enter_context(bring_up(settings))
-        asyncio.run(_run(settings))
+        try:
+            asyncio.run(_run(settings))
+        except* Exception as failures:
+            import structlog
+
+            # A duty that failed in a way nobody foresaw: end, and begin again with nothing remembered.
+            structlog.get_logger().critical("the replica ends", exc_info=failures)
+            raise SystemExit(1) from None
 
 
 def _check(settings: Settings) -> list[str]:

@@ -47,6 +47,7 @@ _UNAVAILABLE_STATES = frozenset(
         "25P03",  # idle in the transaction for too long
         "25P04",  # the transaction took too long (17 and later)
         "3D000",  # the database is not there
+        "42P01",  # a table is not there: not migrated yet, or emptied
         "55P03",  # a lock was not to be had in time
     }
 )

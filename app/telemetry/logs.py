@@ -38,7 +38,7 @@ def configure(*, level: str = "info", style: Literal["json", "console"] = "json"
     root = logging.getLogger()
     root.handlers[:] = [_Bridge()]
     root.setLevel(max(LEVELS[level], logging.INFO))
-    for noisy in ("apscheduler", "uvicorn.access", "asyncio"):
+    for noisy in ("alembic", "apscheduler", "uvicorn", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
