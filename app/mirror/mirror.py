@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import structlog
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from app.mirror.rows import Obj, binding_row, claim_row
@@ -217,8 +218,8 @@ class Mirror:
                     await kind.upsert(conn, rows)
         except StoreUnavailable:
             raise
-        except Exception:  # one row that the table refuses must not keep the others out
-            log.exception("mirror writes one by one")
+        except DBAPIError as error:  # one row that the table refuses must not keep the others out
+            log.warning("mirror writes one by one", error=_line(error))
             for kind, rows in batch:
                 for row in rows:
                     await self._write_one(kind, row)
@@ -229,5 +230,10 @@ class Mirror:
                 await kind.upsert(conn, [row])
         except StoreUnavailable:
             raise
-        except Exception:
-            log.exception("row refused", kind=kind.name, object=row.name)
+        except DBAPIError as error:
+            log.error("row refused", kind=kind.name, object=row.name, error=_line(error))
+
+
+def _line(error: DBAPIError) -> str:
+    """What the server said, without the statement."""
+    return str(error.orig).split("\n", 1)[0]
