@@ -1,0 +1,277 @@
+"""A bound Pod gets its machine, tells of it, and gives it back."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from app.api import keys
+from app.kube import paths
+from app.kube.client import Obj
+from providers.base import MachineState
+from tests.cluster.vnode.vnode_world import DEADLINE_S, World, condition_of, is_ready, state_of
+from tests.support.clouds import SMALL
+
+SLOW_BOOT = SMALL | {"life": {"boot_s": 3600}}
+
+
+async def test_a_bound_pod_becomes_ready_with_endpoint_and_id_in_one_request(world: World) -> None:
+    async with world.running():
+        pod = await world.pod()
+
+        ready = await world.until_ready(pod)
+
+    (machine,) = await world.cloud.machines()
+    annotations = ready["metadata"]["annotations"]
+    assert annotations[keys.INSTANCE_ID_ANNOTATION] == machine["id"]
+    assert annotations[keys.ENDPOINT_ANNOTATION] == ready["status"]["podIP"]
+    assert ready["status"]["phase"] == "Running"
+    assert ready["status"]["podIPs"] == [{"ip": ready["status"]["podIP"]}]
+    assert ready["status"]["observedGeneration"] == ready["metadata"]["generation"]
+    assert all(
+        condition_of(ready, kind)["status"] == "True"  # type: ignore[index]
+        for kind in ("PodScheduled", "Initialized", "ContainersReady", "PodReadyToStartContainers")
+    )
+    assert "running" in state_of(ready)
+
+
+async def test_a_whole_life_with_a_machine_that_boots_at_once_costs_these_writes_and_no_more(
+    world: World,
+) -> None:
+    async with world.running(list_busy_s=0.05):
+        pod = await world.pod()
+        await world.until_ready(pod)
+
+        await world.kube.delete(paths.pod(world.namespace, pod["metadata"]["name"]))
+        await world.until_gone(pod)
+
+    assert world.wire.about(keys.claim_name(world.namespace, pod["metadata"]["name"])) == [
+        "PATCH nodeclaims/status"  # the mark
+    ]
+    assert world.wire.about(pod["metadata"]["name"]) == ["PATCH pods/status", "DELETE pods"]
+
+
+async def test_a_pod_with_a_finalizer_is_shown_as_ended_before_it_is_let_go(world: World) -> None:
+    async with world.running():
+        pod = await world.pod(finalizers=("tests.local/keep",))
+        await world.until_ready(pod)
+        await world.kube.delete(paths.pod(world.namespace, pod["metadata"]["name"]))
+
+        ended = await world.until(pod, lambda seen: seen["status"]["phase"] == "Failed")
+        await world.until(pod, lambda seen: seen["metadata"]["deletionGracePeriodSeconds"] == 0)
+
+    assert ended["status"]["reason"] == "Terminated"
+    assert state_of(ended)["terminated"]["exitCode"] == 137
+    assert world.wire.about(pod["metadata"]["name"]).count("DELETE pods") == 1
+
+
+async def test_deleting_a_pod_gives_its_machine_back(world: World) -> None:
+    async with world.running():
+        pod = await world.pod()
+        await world.until_ready(pod)
+
+        await world.kube.delete(paths.pod(world.namespace, pod["metadata"]["name"]))
+
+        await world.until_gone(pod)
+        assert await world.cloud.alive() == []
+
+
+async def test_a_pod_stays_until_its_cloud_has_taken_the_terminate(world: World) -> None:
+    async with world.running():
+        pod = await world.pod()
+        await world.until_ready(pod)
+        fault = await world.cloud.add_fault("status", verb="terminate", unlimited=True)
+        await world.kube.delete(paths.pod(world.namespace, pod["metadata"]["name"]))
+
+        await _until_event(world, pod, "TerminateRetrying")
+        assert await world.see(pod) is not None
+        await world.cloud.clear_faults(fault)
+
+        await world.until_gone(pod)
+        assert await world.cloud.alive() == []
+
+
+@pytest.mark.parametrize("scenario", [SLOW_BOOT], ids=["slow-boot"])
+async def test_a_slow_boot_is_shown_and_told_once(world: World) -> None:
+    async with world.running():
+        pod = await world.pod()
+
+        shown = await world.until_reason(pod, "Initializing")
+        await _until_event(world, pod, "Provisioned")
+
+    assert shown["status"]["phase"] == "Pending"
+    assert state_of(shown)["waiting"]["reason"] == "Initializing"
+    assert not is_ready(shown)
+
+
+async def test_a_pod_is_deleted_while_its_create_has_no_answer_yet(world: World) -> None:
+    async with world.running(call_timeout_s=60.0):
+        held = await world.cloud.pause(verb="create", when="after")
+        pod = await world.pod()
+        await world.cloud.until(lambda truth: bool(truth["machines"]), what="the create")
+
+        await world.kube.delete(paths.pod(world.namespace, pod["metadata"]["name"]))
+        await world.until_gone(pod)
+        await world.cloud.resume(held)
+
+        truth = await world.cloud.until(
+            lambda truth: all(machine["state"] == "gone" for machine in truth["machines"]),
+            what="the end of the machine",
+        )
+    assert len(truth["machines"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "phase", "shown"),
+    [(0, "Succeeded", "Completed"), (3, "Failed", "Error")],
+    ids=["success", "failure"],
+)
+async def test_a_workload_that_exits_ends_its_pod_by_its_code_and_its_machine_goes(
+    world: World, code: int, phase: str, shown: str
+) -> None:
+    async with world.running():
+        pod = await world.pod()
+        machine = await world.machine_of(pod)
+
+        await world.cloud.exit(machine, code=code)
+
+        over = await world.until(pod, lambda seen: seen["status"]["phase"] == phase)
+        await world.cloud.until(lambda truth: truth["machines"][0]["state"] == "gone", what="the end")
+    terminated = state_of(over)["terminated"]
+    assert (terminated["exitCode"], terminated["reason"]) == (code, shown)
+    assert terminated["startedAt"] <= terminated["finishedAt"]
+    assert over["status"].get("reason") == (None if code == 0 else "Failed")
+
+
+@pytest.mark.parametrize(
+    "scenario", [SMALL | {"completion": "ended"}], ids=["a-cloud-that-tells-no-code"]
+)
+async def test_an_end_without_a_code_is_never_a_success(world: World) -> None:
+    async with world.running():
+        pod = await world.pod()
+        await world.cloud.exit(await world.machine_of(pod), code=0)
+
+        over = await world.until(pod, lambda seen: seen["status"]["phase"] not in ("Pending", "Running"))
+
+    assert (over["status"]["phase"], over["status"]["reason"]) == ("Failed", "Terminated")
+    assert state_of(over)["terminated"]["exitCode"] == 137
+    assert state_of(over)["terminated"]["reason"] == "ContainerStatusUnknown"
+
+
+async def test_a_reclaimed_spot_machine_is_a_disruption(world: World) -> None:
+    async with world.running():
+        pod = await world.pod(claim={"capacityType": "Spot"})
+        await world.cloud.preempt(await world.machine_of(pod))
+
+        over = await world.until_reason(pod, "Preempted")
+        await _until_event(world, pod, "Preempted")
+
+    assert over["status"]["phase"] == "Failed"
+    assert condition_of(over, "DisruptionTarget")["status"] == "True"  # type: ignore[index]
+
+
+async def test_a_machine_that_vanished_ends_its_pod_without_a_guess_at_the_cause(world: World) -> None:
+    async with world.running():
+        pod = await world.pod()
+        await world.cloud.remove(await world.machine_of(pod))
+
+        over = await world.until_reason(pod, "Terminated")
+
+    assert over["status"]["phase"] == "Failed"
+    assert over["status"]["message"] == "external instance is gone"
+    assert condition_of(over, "DisruptionTarget") is None
+
+
+async def test_a_cloud_that_does_not_answer_changes_no_status(world: World) -> None:
+    async with world.running():
+        pod = await world.pod()
+        before = await world.until_ready(pod)
+        await world.cloud.kill()
+
+        await world.unknown_rounds(4)
+
+        after = await world.see(pod)
+    assert after is not None
+    assert after["status"] == before["status"]
+
+
+async def test_a_claim_deleted_under_a_running_pod_ends_it_with_its_machine(world: World) -> None:
+    async with world.running():
+        pod = await world.pod()
+        await world.until_ready(pod)
+
+        await world.kube.delete(
+            paths.nodeclaim(keys.claim_name(world.namespace, pod["metadata"]["name"]))
+        )
+
+        over = await world.until_reason(pod, "Terminated")
+        assert await world.cloud.alive() == []
+    assert over["status"]["phase"] == "Failed"
+
+
+async def test_a_restart_writes_nothing_about_pods_that_are_as_they_should_be(world: World) -> None:
+    async with world.running():
+        pod = await world.pod()
+        before = await world.until_ready(pod)
+    world.wire.writes.clear()
+
+    async with world.running():
+        other = await world.pod()
+        await world.until_ready(other)  # by then the first one was looked at, too
+        claim = await world.kube.get(
+            paths.nodeclaim(keys.claim_name(world.namespace, pod["metadata"]["name"]))
+        )
+        async with asyncio.timeout(DEADLINE_S):
+            while not _is_live(world, claim["metadata"]["uid"]):
+                await asyncio.sleep(0.02)
+        after = await world.see(pod)
+
+    assert world.wire.about(pod["metadata"]["name"]) == []
+    assert after is not None
+    assert after["metadata"]["resourceVersion"] == before["metadata"]["resourceVersion"]
+    assert len(await world.cloud.machines()) == 2
+
+
+async def test_a_status_never_lands_on_a_new_pod_of_the_same_name(world: World) -> None:
+    async with world.running():
+        pod = await world.pod()
+        machine = await world.machine_of(pod)
+        name = pod["metadata"]["name"]
+        replaced = asyncio.Event()
+        replacement: list[Obj] = []
+
+        async def replace(what: str, whose: str) -> None:
+            if (what, whose) == ("PATCH pods/status", name) and not replaced.is_set():
+                replaced.set()
+                await world.kube.delete(paths.pod(world.namespace, name), grace_s=0)
+                replacement.append(await world.pod(name=name, claimed=False))
+
+        world.wire.before = replace
+        await world.cloud.exit(machine, code=3)
+        await asyncio.wait_for(replaced.wait(), DEADLINE_S)
+        (new,) = await _until_listed(replacement)
+
+        after = await world.until_reason(new, "ConfigError")
+
+    assert after["status"]["phase"] == "Pending"
+    assert len(await world.cloud.machines()) == 1
+
+
+def _is_live(world: World, uid: Any) -> bool:
+    view = world.provisioning.view(uid)
+    return (
+        view.state == "live" and view.machine is not None and view.machine.state is MachineState.RUNNING
+    )
+
+
+async def _until_listed(items: list[Obj]) -> list[Obj]:
+    async with asyncio.timeout(DEADLINE_S):
+        while not items:
+            await asyncio.sleep(0.02)
+    return items
+
+
+async def _until_event(world: World, pod: Obj, reason: str) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while reason not in await world.events(pod):
+            await asyncio.sleep(0.05)
