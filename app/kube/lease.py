@@ -18,7 +18,6 @@ import math
 import random
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -168,32 +167,38 @@ class Election:
         keeper = asyncio.create_task(self._keep(term), name="lease-renewal")
         try:
             await asyncio.wait((duties, keeper), return_when=asyncio.FIRST_COMPLETED)
-            ended = duties.done()
-            if not ended:
-                log.warning("leadership lost", epoch=term.epoch, why=keeper.result())
-                await self._stop(term, duties)
-            return ended and duties.result() is None
+            if duties.done():
+                duties.result()
+                return True
+            log.warning("leadership lost", epoch=term.epoch, why=keeper.result())
+            return False
         finally:
-            if not duties.done():  # we are being cancelled
+            try:
                 await self._stop(term, duties)
-            keeper.cancel()
-            await asyncio.wait((keeper,))
-            await self._release(term)
+            finally:
+                keeper.cancel()
+                await asyncio.wait((keeper,))
+                await self._release(term)
 
     async def _stop(self, term: Term, duties: "asyncio.Future[None]") -> None:
         """Cancel the duties and wait for their end, however long: the next term must not begin before it."""
+        if duties.done():
+            return
         duties.cancel()
-        alarmed = False
+        alarmed = cancelled = False
         while not duties.done():
-            # A second cancellation of ourselves must not leave the duties running behind our back.
-            with suppress(asyncio.CancelledError):
+            try:
                 await asyncio.wait((duties,), timeout=self._stop_s)
-                if not alarmed and not duties.done() and not term.valid():
-                    alarmed = True
-                    log.error("leader's duties have not stopped in time", epoch=term.epoch)
-                    self._overdue()
+            except asyncio.CancelledError:
+                cancelled = True  # passed on below: the duties must not run on behind our back
+            if not alarmed and not duties.done() and not term.valid():
+                alarmed = True
+                log.error("leader's duties have not stopped in time", epoch=term.epoch)
+                self._overdue()
         if not duties.cancelled() and (error := duties.exception()):
             log.error("leader's duties failed while stopping", exc_info=error)
+        if cancelled:
+            raise asyncio.CancelledError
 
     async def _acquire(self) -> Term:
         while True:

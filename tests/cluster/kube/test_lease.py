@@ -81,7 +81,8 @@ async def standing(kube: Kube, namespace: str, name: str, **options) -> AsyncIte
         if candidate.stubborn:
             candidate.stubborn.set()
         task.cancel()
-        await asyncio.wait((task,))
+        await asyncio.wait((task,), timeout=20)
+        assert task.done(), "a cancelled candidate goes on"
         if not task.cancelled():
             task.result()
 
@@ -204,6 +205,24 @@ async def test_duties_that_do_not_stop_are_reported_once_and_never_joined_by_new
         a.stubborn.set()
         await until(lambda: len(a.terms) == 2)
         assert a.overdue == [True]
+
+
+async def test_a_shutdown_while_duties_are_stopping_is_not_forgotten(kube: Kube, namespace):
+    async with standing(kube, namespace, "a", stop_s=0.05) as a:
+        await until(a.leads)
+        a.stubborn = asyncio.Event()
+        a.passes(60.0)
+        await until(lambda: a.overdue == [True])  # lost, and waiting for the duties
+        (task,) = (each for each in asyncio.all_tasks() if each.get_name() == "candidate-a")
+        task.cancel()
+        await asyncio.wait((task,), timeout=0)
+        assert not task.done()  # the duties still run
+
+        a.stubborn.set()
+        await asyncio.wait((task,), timeout=20)
+
+        assert task.cancelled()
+        assert len(a.terms) == 1
 
 
 async def test_an_api_server_that_comes_back_in_time_costs_nothing(kube: Kube, through, proxy, namespace):
