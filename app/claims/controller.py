@@ -17,7 +17,7 @@ import structlog
 from app.api.reasons import ClaimReason
 from app.claims import metrics
 from app.claims.pools import Pools
-from app.claims.projection import Sight, binding_status, claim_status, committed
+from app.claims.projection import Sight, binding_status, claim_status, committed, machine_over
 from app.claims.release import Releases
 from app.claims.track import Track, Tracks, leaving, newer
 from app.kube import paths
@@ -190,18 +190,21 @@ class Claims:
                     claim = left
                 else:
                     waits.append(wait_s)
-        over = pod is not None and _phase(pod) in _TERMINAL
-        if over and pod is not None and not track.over:
-            track.over, track.reason = True, f"pod {_phase(pod).lower()}"
+        finished = pod is not None and _phase(pod) in _TERMINAL
+        if finished and pod is not None and not track.finished:
+            track.finished, track.reason = True, f"pod {_phase(pod).lower()}"
         view = self._provisioning.view(spec.uid)
-        if leaving(claim) or (over and view.state != "ended"):
+        if leaving(claim) or (finished and view.state != "ended"):
             self._releases.add(spec.uid, spec.key)
-        ending = leaving(claim) or over or (pod is not None and leaving(pod))
-        lasting = self._worth_a_write(ending or view.state in ("ending", "ended"), track, waits)
+        ending = leaving(claim) or finished or (pod is not None and leaving(pod))
+        track.leaving_since = self._since(track.leaving_since, ending or view.state in ("ending", "ended"))
+        track.over_since = self._since(track.over_since, machine_over(view))
+        lasting = self._lasts(track.leaving_since, waits)
         sight = Sight(
             view=view,
             shown=self._shown(claim, view, track, waits, leaving=lasting),
             leaving=lasting,
+            over=self._lasts(track.over_since, waits),
             finding=track.finding,
         )
         await self._show(claim, spec, track, sight)
@@ -255,13 +258,15 @@ class Claims:
             waits.append(left_s)
         return left_s <= 0
 
-    def _worth_a_write(self, ending: bool, track: Track, waits: list[float]) -> bool:
+    def _since(self, before: float | None, now: bool) -> float | None:
+        """Since when something has been so, None while it is not."""
+        return (self._clock() if before is None else before) if now else None
+
+    def _lasts(self, since: float | None, waits: list[float]) -> bool:
         """Whether an ending has lasted so long that people should see it."""
-        if not ending:
+        if since is None:
             return False
-        if track.leaving_since is None:
-            track.leaving_since = self._clock()
-        left_s = track.leaving_since + LINGER_S - self._clock()
+        left_s = since + LINGER_S - self._clock()
         if left_s > 0:
             waits.append(left_s)
         return left_s <= 0
@@ -273,8 +278,9 @@ class Claims:
         if (ops := status_ops(claim, wanted)) is not None:
             try:
                 track.claim = await self._patch(paths.nodeclaim_status(spec.name), ops)
-            except Replaced:
-                return  # another claim has the name, or none
+            except Replaced as error:  # another claim has the name, or none
+                log.info("claim status not written", why=error.message)
+                return
             log.info("claim status", phase=wanted["phase"])
         for binding in self._bindings.by_index(_BY_OWNER, spec.uid):
             held = newer(binding, track.binding)

@@ -26,13 +26,14 @@ _OVER = (MachineState.EXITED, MachineState.GONE)
 class Sight:
     """What there is to show, and what of it is worth a write now.
 
-    ``shown``: the recorded machine may be shown. ``leaving``: claim, Pod or rental is ending, and not only
-    for a moment. ``finding``: why release cannot go on without a person.
+    ``shown``: the recorded machine may be shown. ``leaving``: claim, Pod or rental is ending; ``over``: the
+    machine is; both not only for a moment. ``finding``: why release cannot go on without a person.
     """
 
     view: View
     shown: bool
     leaving: bool
+    over: bool = False
     finding: str | None = None
 
 
@@ -40,6 +41,11 @@ def committed(view: View) -> bool:
     """Whether a machine is recorded whose capacity the cloud has committed: it bills, or is about to."""
     queued = view.machine is not None and view.machine.state is MachineState.QUEUED
     return view.state == "live" and view.ref is not None and view.reserved and not queued and not view.gone
+
+
+def machine_over(view: View) -> bool:
+    """Whether the workload or the machine is over, though the rental is not: it may be restarted in place."""
+    return view.gone or (view.machine is not None and view.machine.state in _OVER)
 
 
 def claim_status(claim: Obj, spec: ClaimSpec, sight: Sight, *, now: datetime) -> dict[str, Any]:
@@ -144,8 +150,8 @@ def _ready(sight: Sight, *, has_ready: bool) -> _Said | None:
         return ("False", BindingReason.TERMINATING, "the machine is being ended") if has_ready else None
     if not sight.shown or view.ref is None or view.state is None:
         return None
-    if view.gone or (machine is not None and machine.state in _OVER):
-        return ("False", BindingReason.TERMINATED, "the machine is over")
+    if machine_over(view):
+        return ("False", BindingReason.TERMINATED, "the machine is over") if sight.over else None
     if machine is not None and machine.state is MachineState.RUNNING:
         return ("True", BindingReason.RUNNING, "the machine is reachable")
     if machine is None and has_ready:

@@ -82,7 +82,7 @@ class Releases:
         if obj is None:
             return None
         track = self._tracks.of(uid, now=self._clock())
-        if track.let_go or not (leaving(obj) or track.over):
+        if track.let_go or not (leaving(obj) or track.finished):
             return None
         try:
             spec = claim_spec(obj)

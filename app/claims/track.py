@@ -12,8 +12,8 @@ CLAIM_DELETED = "claim deleted"
 class Track:
     """One claim, by UID. Moments are monotonic seconds; None: not yet.
 
-    ``reason``: what the rental's row will say of why it was released. ``over``: its Pod is terminal, so it is
-    released while the claim stays. ``let_go``: its finalizer is off. ``claim`` and ``binding``: as they were
+    ``reason``: what the rental's row will say of why it was released. ``finished``: its Pod is terminal, so it
+    is released while the claim stays. ``let_go``: its finalizer is off. ``claim`` and ``binding``: as they were
     when we wrote them last, until the watch shows something newer.
     """
 
@@ -21,8 +21,9 @@ class Track:
     pod_seen: bool = False
     rented_since: float | None = None
     leaving_since: float | None = None
+    over_since: float | None = None
     reason: str = CLAIM_DELETED
-    over: bool = False
+    finished: bool = False
     finding: str | None = None
     let_go: bool = False
     claim: Obj | None = None

@@ -2,13 +2,14 @@
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from app.api.keys import CLAIM_FINALIZER, ENABLED_LABEL
 from app.inventory.identity import new_installation
 from app.kube import paths
-from app.kube.client import Kube
+from app.kube.client import Kube, Obj
 from app.store.devserver import DevPostgres
 from app.store.engine import create_engine
 from app.store.migrate import migrate
@@ -18,7 +19,7 @@ from tests.support.clouds import SMALL, FakeCloud
 from tests.support.composed import Composed, until
 
 
-async def bound(world: World, term: Composed, name: str) -> tuple[dict, dict]:
+async def bound(world: World, term: Composed, name: str) -> tuple[Obj, Obj]:
     """A Pod and its claim, with a machine."""
     pod = await world.pod(name)
     claim = await world.claim(pod)
@@ -43,16 +44,23 @@ async def test_a_pod_that_is_gone_takes_its_machine_claim_and_binding_with_it(wo
         await until(collected)
 
 
-async def test_a_machine_that_goes_at_once_costs_the_claim_no_status_write(world: World):
+async def test_a_machine_that_goes_at_once_costs_claim_and_binding_no_status_write(world: World):
     async with world.leading() as term:
         pod, claim = await bound(world, term, "a")
-        phases = []
-        term.claims.on_change(lambda _, new: phases.append(new["status"]["phase"]) if new else None)
+        await until(lambda: any(each.get("status") for each in term.bindings))
+        statuses: list[dict[str, Any]] = []
+
+        def note(_: Obj | None, new: Obj | None) -> None:
+            if new is not None and new["status"] not in statuses:
+                statuses.append(new["status"])
+
+        term.claims.on_change(note)
+        term.bindings.on_change(note)
 
         await world.remove_pod(pod)
 
         await world.until_gone(claim)
-        assert set(phases) == {"Bound"}
+        assert [each["phase"] for each in statuses] == ["Bound", "Bound"]
 
 
 async def test_a_pod_of_the_same_name_takes_over_nothing_and_loses_nothing(world: World):
