@@ -109,6 +109,14 @@ def certificate_names(*, namespace: str, url: str | None, service: str) -> list[
     return [host]
 
 
+def with_port(url: str, port: int) -> str:
+    """``url`` with ``port`` where it says port 0, which nobody can mean; any other as it is."""
+    parts = urlsplit(url)
+    if parts.port != 0:
+        return url
+    return parts._replace(netloc=f"{parts.netloc.removesuffix(':0')}:{port}").geturl()
+
+
 def _rule(
     group: str, version: str, resources: Sequence[str], *, operations: Sequence[str], scope: str
 ) -> Obj:
