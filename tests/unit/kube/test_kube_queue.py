@@ -211,6 +211,19 @@ async def test_a_wake_up_is_not_lost_with_a_cancelled_worker():
     await asyncio.wait((first,))
 
 
+async def test_all_workers_can_be_cancelled_in_the_moment_that_a_key_arrives():
+    queue, work = WorkQueue(), Work()
+    task = asyncio.create_task(run_workers(queue, work, workers=4))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    queue.add("a")
+
+    task.cancel()
+    await asyncio.wait((task,), timeout=5)
+
+    assert task.cancelled()
+
+
 async def test_an_expected_error_backs_off_without_a_traceback(monkeypatch):
     lines = []
     monkeypatch.setattr(queues.log, "info", lambda event, **fields: lines.append(event), raising=False)
