@@ -212,16 +212,21 @@ async def test_a_wake_up_is_not_lost_with_a_cancelled_worker():
 
 
 async def test_all_workers_can_be_cancelled_in_the_moment_that_a_key_arrives():
-    queue, work = WorkQueue(), Work()
-    task = asyncio.create_task(run_workers(queue, work, workers=4))
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    queue.add("a")
+    queue = WorkQueue()
 
-    task.cancel()
-    await asyncio.wait((task,), timeout=5)
+    async def take():
+        async with queue.take() as key:
+            return key
 
-    assert task.cancelled()
+    takers = [asyncio.create_task(take()) for _ in range(4)]
+    await asyncio.sleep(0)
+    queue.add("a")  # wakes the first, which passes it on over those that are being cancelled
+    for taker in takers:
+        taker.cancel()
+    await asyncio.wait(takers, timeout=5)
+
+    assert all(taker.cancelled() for taker in takers)
+    assert await asyncio.wait_for(take(), timeout=5) == "a"
 
 
 async def test_an_expected_error_backs_off_without_a_traceback(monkeypatch):
