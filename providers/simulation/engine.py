@@ -79,7 +79,7 @@ class Engine:
             Refused: nothing was ordered.
         """
         if order.token and (before := self._replay(order.token, now=now)):
-            if before.digest != order.digest:
+            if before.digest != order.digest and self.scenario.on_token_reuse == "refuse":
                 raise Refused(Refusal.TOKEN, "this token was used for another request")
             return Created(machine=before, replayed=True)
         market, pool = self.market, pool_of_order(order)

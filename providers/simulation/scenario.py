@@ -121,6 +121,10 @@ class Scenario(_Part):
     idempotent_for_s: Seconds | None = Field(
         None, description="The same token makes no second machine for so long; null: tokens mean nothing."
     )
+    on_token_reuse: Literal["refuse", "shrug"] = Field(
+        "refuse",
+        description="The same token with another request: an error, or the first machine as if asked.",
+    )
     on_no_capacity: Literal["refuse", "queue"] = "refuse"
     check_ceiling: bool = Field(False, description="A create whose price is above its ceiling is refused.")
     quota_gpus: int | None = Field(None, ge=0, description="GPUs of the account at one time, all regions.")

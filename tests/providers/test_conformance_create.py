@@ -273,13 +273,19 @@ async def test_a_replay_that_differs_is_unknown_and_makes_nothing(pair: Pair):
 
 
 @pytest.mark.parametrize("row", having("idempotent"), ids=str)
-async def test_a_token_answered_with_another_attempts_machine_is_unknown(pair: Pair):
+async def test_a_token_answered_with_another_attempts_machine_is_unknown(new_pair: NewPair):
+    pair = await new_pair(on_token_reuse="shrug")
     first = pair.attempt()
     await pair.rented(first)
-    other = replace(pair.attempt(), token=first.token)
 
-    with pytest.raises(OutcomeUnknown):
-        await pair.provision(other)
+    for other in (
+        replace(first, identity=pair.attempt().identity),
+        replace(first, tier=Tier.SPOT),
+    ):
+        with pytest.raises(OutcomeUnknown):
+            await pair.provision(other)
+
+    assert len(await pair.cloud.machines()) == 1
 
 
 async def test_without_idempotent_creates_no_replay_is_promised(new_pair: NewPair):

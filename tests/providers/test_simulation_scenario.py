@@ -35,8 +35,8 @@ GOOD = "offers: [{accelerator: H100, usd_per_hour: {Spot: 4.2}}]"
         ),
         ("offers: [{accelerator: H100, usd_per_hour: {Spot: 1}, regions: [r9]}]", "offers.0.regions: r9"),
         (
-            "offers: [{accelerator: T4, usd_per_hour: {Spot: 1}}, {accelerator: t4, usd_per_hour: {Spot: 1}}]",
-            "offers.1: t4 is offered twice",
+            "offers: [{accelerator: L4, usd_per_hour: {Spot: 1}},{accelerator: l4, usd_per_hour: {Spot: 2}}]",
+            "offers.1: l4 is offered twice",
         ),
     ],
 )
