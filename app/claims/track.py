@@ -12,9 +12,9 @@ CLAIM_DELETED = "claim deleted"
 class Track:
     """One claim, by UID. Moments are monotonic seconds; None: not yet.
 
-    ``reason``: what the rental's row will say of why it was released. ``finished``: its Pod is terminal, so it
-    is released while the claim stays. ``let_go``: its finalizer is off. ``claim`` and ``binding``: as they were
-    when we wrote them last, until the watch shows something newer.
+    ``reason``: what the rental's row will say of why it was released. ``finished``: its Pod is terminal, so
+    it is released while the claim stays. ``let_go``: its finalizer is off. ``claim`` and ``binding``: as we
+    have written them last, until the watch shows something newer.
     """
 
     first_seen: float

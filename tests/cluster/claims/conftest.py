@@ -47,6 +47,21 @@ async def cloud(tmp_path: Path, scenario: dict[str, Any]) -> AsyncIterator[FakeC
         yield running
 
 
+class Written:
+    """In front of a client's transport: notes each write as ``PATCH nodeclaims/NAME/status``."""
+
+    def __init__(self, kube: Kube) -> None:
+        self.writes: list[str] = []
+        self._transport = kube._transport
+        self.kube = kube.room("noted")
+        self.kube._transport = self  # type: ignore[assignment]
+
+    async def send(self, method: str, path: str, **request: Any) -> bytes:
+        if method != "GET":
+            self.writes.append(f"{method} {path.partition('?')[0].partition('/v1alpha1/')[2]}")
+        return await self._transport.send(method, path, **request)
+
+
 @dataclass(slots=True, kw_only=True)
 class World:
     """One namespace, one cloud named ``modal``, and as many terms of the controller as a test wants."""
@@ -56,6 +71,10 @@ class World:
     cloud: FakeCloud
     namespace: str
     installation: str = field(default_factory=new_installation)
+    written: Written = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.written = Written(self.kube)
 
     @asynccontextmanager
     async def leading(
@@ -68,7 +87,7 @@ class World:
         ) as term:
             term.start(
                 Claims(
-                    kube=self.kube,
+                    kube=self.written.kube,
                     claims=term.claims,
                     bindings=term.bindings,
                     pods=term.pods,

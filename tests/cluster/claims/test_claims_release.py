@@ -44,6 +44,24 @@ async def test_a_pod_that_is_gone_takes_its_machine_claim_and_binding_with_it(wo
         await until(collected)
 
 
+async def test_one_life_costs_four_writes_and_no_more(world: World):
+    """Bound on claim and binding, the claim's deletion, its finalizer: 5, 6, 10 and 11 of the design's table."""
+    async with world.leading() as term:
+        pod, claim = await bound(world, term, "a")
+        await until(lambda: len(world.written.writes) == 2)
+
+        await world.remove_pod(pod)
+        await world.until_gone(claim)
+
+    name = claim["metadata"]["name"]
+    assert world.written.writes == [
+        f"PATCH nodeclaims/{name}/status",
+        f"PATCH namespaces/{world.namespace}/cloudpodbindings/{name}/status",
+        f"DELETE nodeclaims/{name}",
+        f"PATCH nodeclaims/{name}",
+    ]
+
+
 async def test_a_machine_that_goes_at_once_costs_claim_and_binding_no_status_write(world: World):
     async with world.leading() as term:
         pod, claim = await bound(world, term, "a")
