@@ -44,7 +44,8 @@ def test_a_wrong_scenario_ends_it_with_the_field(tmp_path: Path, text: str, said
 
 def test_help_imports_no_simulator():
     code = (
-        "import sys; from app.cli.simulate import command; command(['fake', '--help'], standalone_mode=False);"
+        "import sys; from app.cli.simulate import command;"
+        " command(['fake', '--help'], standalone_mode=False);"
         " sys.exit(bool({'providers.simulation.engine', 'uvicorn'} & set(sys.modules)))"
     )
 
