@@ -178,6 +178,14 @@ async def test_a_full_disk_is_unavailable(database_url: str) -> None:
     assert (caught.value.sqlstate, str(caught.value)) == ("53100", "no space left")
 
 
+async def test_a_database_that_was_emptied_is_unavailable(empty_url: str) -> None:
+    async with engine_on(empty_url) as engine:
+        with pytest.raises(StoreUnavailable) as caught:
+            await ask(engine, "select count(*) from rental")
+
+    assert caught.value.sqlstate == "42P01"
+
+
 async def test_no_free_connection_in_the_pool_is_unavailable(database_url: str) -> None:
     async with engine_on(database_url, pool_size=1, pool_timeout_s=0.05) as engine, connect(engine) as conn:
         await conn.execute(text("select 1"))
@@ -215,7 +223,7 @@ async def test_a_lock_that_is_not_to_be_had_is_unavailable(database_url: str) ->
 
 @pytest.mark.parametrize(
     "state",
-    ["40001", "40P01", "23505", "42P01", "P0001"],
+    ["40001", "40P01", "23505", "42703", "P0001"],
     ids=["serialize", "deadlock", "unique", "sql", "raise"],
 )
 async def test_what_concerns_the_statement_keeps_its_own_class(database_url: str, state: str) -> None:
