@@ -252,7 +252,7 @@ class Inventory:
         place = Place(provider=account.name, account=account.account, region=one.region)
         ours = [(machine, identity) for machine in one.machines if (identity := self._ours(machine))]
         unknown = one.unknown or self._wrong_account(account, one)
-        if self._wrong_account(account, one):
+        if self._wrong_account(account, one) and self._recorded_account(account.key) is not None:
             ours = []  # another account's answer shows nothing of ours, whatever it looks like
         state = self._places.setdefault(place, _PlaceState())
         shown = {machine.ref.resource_id for machine, _ in ours if machine.exists}

@@ -83,7 +83,7 @@ async def test_a_pod_stays_until_its_cloud_has_taken_the_terminate(world: World)
         fault = await world.cloud.add_fault("status", verb="terminate", unlimited=True)
         await world.kube.delete(paths.pod(world.namespace, pod["metadata"]["name"]))
 
-        await _until_event(world, pod, "TerminateRetrying")
+        await world.until_event(pod, "TerminateRetrying")
         assert await world.see(pod) is not None
         await world.cloud.clear_faults(fault)
 
@@ -97,7 +97,7 @@ async def test_a_slow_boot_is_shown_and_told_once(world: World) -> None:
         pod = await world.pod()
 
         shown = await world.until_reason(pod, "Initializing")
-        await _until_event(world, pod, "Provisioned")
+        await world.until_event(pod, "Provisioned")
 
     assert shown["status"]["phase"] == "Pending"
     assert state_of(shown)["waiting"]["reason"] == "Initializing"
@@ -143,9 +143,7 @@ async def test_a_workload_that_exits_ends_its_pod_by_its_code_and_its_machine_go
     assert over["status"].get("reason") == (None if code == 0 else "Failed")
 
 
-@pytest.mark.parametrize(
-    "scenario", [SMALL | {"completion": "ended"}], ids=["a-cloud-that-tells-no-code"]
-)
+@pytest.mark.parametrize("scenario", [SMALL | {"completion": "ended"}], ids=["a-cloud-that-tells-no-code"])
 async def test_an_end_without_a_code_is_never_a_success(world: World) -> None:
     async with world.running():
         pod = await world.pod()
@@ -164,7 +162,7 @@ async def test_a_reclaimed_spot_machine_is_a_disruption(world: World) -> None:
         await world.cloud.preempt(await world.machine_of(pod))
 
         over = await world.until_reason(pod, "Preempted")
-        await _until_event(world, pod, "Preempted")
+        await world.until_event(pod, "Preempted")
 
     assert over["status"]["phase"] == "Failed"
     assert condition_of(over, "DisruptionTarget")["status"] == "True"  # type: ignore[index]
@@ -200,9 +198,7 @@ async def test_a_claim_deleted_under_a_running_pod_ends_it_with_its_machine(worl
         pod = await world.pod()
         await world.until_ready(pod)
 
-        await world.kube.delete(
-            paths.nodeclaim(keys.claim_name(world.namespace, pod["metadata"]["name"]))
-        )
+        await world.kube.delete(paths.nodeclaim(keys.claim_name(world.namespace, pod["metadata"]["name"])))
 
         over = await world.until_reason(pod, "Terminated")
         assert await world.cloud.alive() == []
@@ -259,9 +255,7 @@ async def test_a_status_never_lands_on_a_new_pod_of_the_same_name(world: World) 
 
 def _is_live(world: World, uid: Any) -> bool:
     view = world.provisioning.view(uid)
-    return (
-        view.state == "live" and view.machine is not None and view.machine.state is MachineState.RUNNING
-    )
+    return view.state == "live" and view.machine is not None and view.machine.state is MachineState.RUNNING
 
 
 async def _until_listed(items: list[Obj]) -> list[Obj]:
@@ -269,9 +263,3 @@ async def _until_listed(items: list[Obj]) -> list[Obj]:
         while not items:
             await asyncio.sleep(0.02)
     return items
-
-
-async def _until_event(world: World, pod: Obj, reason: str) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while reason not in await world.events(pod):
-            await asyncio.sleep(0.05)

@@ -1,8 +1,9 @@
 """A cluster with one virtual node and its cloud; everything but placement and the claims room runs.
 
 API server, scheduler, controller manager, Postgres and cloud are real and apart. What those two rooms would
-do is done by hand here: a Pod is made gated, its claim with its UID, then the gate goes. `Wire` stands between
-the virtual nodes and the API server and notes each write; it can also let something happen right before one.
+do is done by hand here: a Pod is made gated, its claim with its UID, then the gate goes. `Wire` stands
+between the virtual nodes and the API server and notes each write; it can also let something happen right
+before one.
 """
 
 import asyncio
@@ -26,6 +27,7 @@ from app.kube.errors import KubeError
 from app.kube.events import Recorder
 from app.provisioning.service import Provisioning
 from app.settings import Settings, load
+from app.store.engine import create_engine
 from app.store.installation import get_or_create, next_epoch
 from app.vnode.controller import VirtualNodes
 from catalog.offerings import Offerings
@@ -130,7 +132,7 @@ class World:
         labels: dict[str, str] | None = None,
         **spec: Any,
     ) -> Obj:
-        """A Pod on its way to the virtual node, with its claim unless told otherwise; ``claim`` changes that."""
+        """A Pod on its way to the virtual node, with its claim, which ``claim`` changes."""
         metadata: Obj = {
             "name": name or f"pod-{uuid4().hex[:8]}",
             "labels": {keys.ENABLED_LABEL: keys.ENABLED} if labels is None else labels,
@@ -182,32 +184,6 @@ class World:
         self.made_claims.append(name)
         return await self.kube.create(paths.nodeclaims(), body)
 
-    async def replica_set(self) -> Obj:
-        """The reference to a ReplicaSet that wants no Pods, so that what happens to its Pod is our doing."""
-        name = f"rs-{uuid4().hex[:8]}"
-        labels = {"app": name}
-        body = {
-            "apiVersion": "apps/v1",
-            "kind": "ReplicaSet",
-            "metadata": {"name": name},
-            "spec": {
-                "replicas": 0,
-                "selector": {"matchLabels": labels},
-                "template": {
-                    "metadata": {"labels": labels},
-                    "spec": {"containers": [{"name": "workload", "image": "none"}]},
-                },
-            },
-        }
-        made = await self.kube.create(f"/apis/apps/v1/namespaces/{self.namespace}/replicasets", body)
-        return {
-            "apiVersion": "apps/v1",
-            "kind": "ReplicaSet",
-            "name": name,
-            "uid": made["metadata"]["uid"],
-            "controller": True,
-        }
-
     # --- looking ---------------------------------------------------------------------------------
 
     async def see(self, pod: Obj) -> Obj | None:
@@ -254,6 +230,18 @@ class World:
         )
         return [item["reason"] for item in found["items"] if item["source"].get("component") == "nebula"]
 
+    async def until_event(self, pod: Obj, reason: str) -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            while reason not in await self.events(pod):
+                await asyncio.sleep(0.05)
+
+    async def until_true(self, holds: Callable[[], Awaitable[Any]]) -> Any:
+        """What ``holds`` gives once it is true."""
+        async with asyncio.timeout(DEADLINE_S):
+            while not (held := await holds()):
+                await asyncio.sleep(0.03)
+            return held
+
     async def unknown_rounds(self, number: int) -> None:
         """Wait until so many rounds of our account have come to nothing."""
         seen, enough = 0, asyncio.Event()
@@ -275,22 +263,26 @@ class World:
         return load(flags, {}).model_copy(update=changes)
 
     @asynccontextmanager
-    async def running(self, **changes: Any) -> AsyncIterator["World"]:
-        """One process's worth; leave and enter again for a restart without memory."""
+    async def running(self, *, store: bool = True, **changes: Any) -> AsyncIterator["World"]:
+        """One process's worth; enter again for a restart without memory. ``store``: is there one."""
         settings, kube = self.settings(**changes), self.wire.kube
+        engine = self.engine if store else create_engine("postgresql://nobody@127.0.0.1:1/none")
         accounts, offerings = Accounts(settings, self.installation), Offerings()
         self.provisioning = Provisioning(
             accounts=accounts,
             offerings=offerings,
-            engine=self.engine,
+            engine=engine,
             settings=settings,
             installation=self.installation,
             leadership=self.leader,
             port=ClaimDoor(kube),
         )
-        async with self.engine.begin() as conn:
-            await get_or_create(conn, new_id=self.installation)
-            self.leader.epoch = await next_epoch(conn, self.leader.epoch or 0)
+        if store:
+            async with self.engine.begin() as conn:
+                await get_or_create(conn, new_id=self.installation)
+                self.leader.epoch = await next_epoch(conn, self.leader.epoch or 0)
+        else:
+            self.leader.epoch = None  # it is written to the store, or it is none
         selector = f"{keys.ENABLED_LABEL}={keys.ENABLED}"
         pods = Cache(kube, paths.pods(), label_selector=selector)
         claims, pools = Cache(kube, paths.nodeclaims()), Cache(kube, paths.nodepools())
@@ -332,9 +324,7 @@ class World:
     async def clean(self) -> None:
         for name in self.made_claims:
             try:
-                await self.kube.patch(
-                    paths.nodeclaim(name), {"metadata": {"finalizers": None}}, kind="merge"
-                )
+                await self.kube.patch(paths.nodeclaim(name), {"metadata": {"finalizers": None}}, kind="merge")
                 await self.kube.delete(paths.nodeclaim(name))
             except KubeError:
                 continue  # gone already
