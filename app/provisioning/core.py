@@ -19,12 +19,12 @@ from app.inventory.accounts import Account, Accounts
 from app.inventory.budget import Urgency
 from app.inventory.rounds import AccountKey, Inventory, Known, Place
 from app.provisioning.lives import Life
-from app.provisioning.model import ClaimSpec, Leadership
+from app.provisioning.model import ClaimSpec, Leadership, LiveClaim
 from app.settings import Settings
 from app.store import rentals
 from app.store.engine import begin
 from app.store.installation import hold
-from app.store.rentals import RunFacts
+from app.store.rentals import Rows, RunFacts
 from catalog.offerings import Offerings
 from providers.base import (
     ClaimUid,
@@ -87,6 +87,34 @@ class Core:
         """Where machines of these regions would be listed; None while the account is not open."""
         places = {self.inventory.place(claim.key, region) for region in regions}
         return None if None in places else sorted((place for place in places if place), key=str)
+
+    async def load(self, claim: ClaimSpec) -> Rows:
+        """All rows of the claim."""
+        async with begin(self.engine) as conn:
+            return await rentals.load(conn, claim.uid, provider=claim.provider, account=claim.account)
+
+    async def believe(self, claim: ClaimSpec, rows: Rows, live: LiveClaim, *, epoch: int) -> Rows:
+        """Bring rows and mark together (design section 5, rule 8).
+
+        An unsettled attempt above the mark was never sent; a marked attempt that the rows have lost is
+        written down again, unsettled, and looked for like any other; sweeps are held from then on.
+        """
+        marked = live.mark.sequence if live.mark else 0
+        unsent = [attempt for attempt in rows.unsettled() if attempt.sequence > marked]
+        lost = live.mark is not None and all(attempt.sequence != marked for attempt in rows.attempts)
+        if not unsent and not lost:
+            return rows
+        if lost:
+            await self.suspect(marked, f"claim {claim.name}")
+        async with begin(self.engine) as conn:
+            for attempt in unsent:
+                await rentals.settle(conn, claim.uid, number=attempt.number, outcome="unsent", epoch=epoch)
+            if lost and live.mark is not None:
+                await rentals.open_rental(conn, claim.columns(), epoch=epoch)
+                await rentals.rebuild_attempt(
+                    conn, claim.uid, sequence=marked, send_by=live.mark.send_by, epoch=epoch
+                )
+        return await self.load(claim)
 
     async def adopt(self, life: Life, known: Known, *, epoch: int) -> str | None:
         """Record a machine that a round has shown; the rental's state after it."""

@@ -85,7 +85,9 @@ class Releaser:
             )  # after the commit, so no later mark can be missed
         except ClaimUnreadable as error:
             return await self._end_known(life, Why.NO_CLUSTER, str(error))
-        rows = await self._believe(life, await self._load(claim), live, epoch)
+        rows = await core.load(claim)
+        if live is not None:
+            rows = await core.believe(claim, rows, live, epoch=epoch)
         known = core.inventory.of_claim(claim.uid)
         if live is not None and live.mark is None and not rows.runs and not known and claim.instance is None:
             return await self._ended(life, [], epoch)  # nothing was ever sent
@@ -95,7 +97,7 @@ class Releaser:
         for machine in known:
             if all(run.resource_id != machine.ref.resource_id for run in rows.runs):
                 await core.adopt(life, machine, epoch=epoch)
-                rows = await self._load(claim)
+                rows = await core.load(claim)
         targets = self._targets(life, rows, known) | await self._hinted(life, account, rows)
         accepted = await self._terminate(life, account, rows, targets)
         if not accepted:
@@ -105,30 +107,6 @@ class Releaser:
         if not await self._confirmed(life, account, targets):
             return self._again(life, True, Why.TERMINATING, "a get by id still shows it, or gave no answer")
         return await self._ended(life, list(targets.values()), epoch)
-
-    async def _load(self, claim: ClaimSpec) -> Rows:
-        async with begin(self._core.engine) as conn:
-            return await rentals.load(conn, claim.uid, provider=claim.provider, account=claim.account)
-
-    async def _believe(self, life: Life, rows: Rows, live: LiveClaim | None, epoch: int) -> Rows:
-        """An attempt above the mark was never sent; one that only the mark remembers is written down."""
-        if live is None:
-            return rows
-        claim, marked = life.claim, live.mark.sequence if live.mark else 0
-        unsent = [attempt for attempt in rows.unsettled() if attempt.sequence > marked]
-        lost = live.mark is not None and all(attempt.sequence != marked for attempt in rows.attempts)
-        if not unsent and not lost:
-            return rows
-        if lost:
-            await self._core.suspect(marked, f"claim {claim.name}")
-        async with begin(self._core.engine) as conn:
-            for attempt in unsent:
-                await rentals.settle(conn, claim.uid, number=attempt.number, outcome="unsent", epoch=epoch)
-            if lost and live.mark is not None:
-                await rentals.rebuild_attempt(
-                    conn, claim.uid, sequence=marked, send_by=live.mark.send_by, epoch=epoch
-                )
-        return await self._load(claim)
 
     def _targets(self, life: Life, rows: Rows, known: list[Known]) -> dict[ResourceId, Ref]:
         """Every machine to end: recorded by us, or shown with the claim's identity."""

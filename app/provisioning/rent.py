@@ -5,6 +5,8 @@ may die; what is then in the rows and on the claim is enough for the next one to
 """
 
 import asyncio
+from dataclasses import dataclass
+from decimal import Decimal
 
 import structlog
 
@@ -36,8 +38,8 @@ from app.store.rentals import AttemptRow, Rows, RunFacts
 from providers.base import (
     Accepted,
     Attempt,
+    BlockScope,
     Offering,
-    OutcomeUnknown,
     ProviderError,
     Ref,
     Rejection,
@@ -50,6 +52,33 @@ from providers.base import (
 log = structlog.get_logger()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Call:
+    """What one call of `ensure` works with. ``live`` is the claim as read after ``epoch`` was known."""
+
+    life: Life
+    account: Account
+    workload: Workload
+    live: LiveClaim
+    port: ClaimPort
+    policy: Policy
+    epoch: int
+
+    @property
+    def claim(self) -> ClaimSpec:
+        return self.life.claim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Order:
+    """One send: the attempt as written, and the rest of the exact request."""
+
+    attempt: Attempt
+    offering: Offering
+    avoid: frozenset[str]
+    first: bool
+
+
 class Renter:
     """Works on one claim at a time for each claim; different claims run side by side."""
 
@@ -59,9 +88,8 @@ class Renter:
     async def ensure(
         self, claim: ClaimSpec, workload: Workload, *, port: ClaimPort, policy: Policy
     ) -> Outcome:
-        core = self._core
-        life = core.life(claim)
-        if (known := _settled_in_memory(life)) is not None:
+        life = self._core.life(claim)
+        if (known := _decided(life)) is not None:
             return known
         async with life.renting:
             try:
@@ -75,7 +103,7 @@ class Renter:
 
     async def _ensure(self, life: Life, workload: Workload, port: ClaimPort, policy: Policy) -> Outcome:
         core, claim = self._core, life.claim
-        if (known := _settled_in_memory(life)) is not None:
+        if (known := _decided(life)) is not None:
             return known
         epoch = core.epoch()
         if epoch is None:
@@ -86,7 +114,7 @@ class Renter:
         if account is None:
             return self._wait(life, Why.NO_ACCOUNT, f"provider {claim.provider} is not usable here")
 
-        rows = await self._load(claim)
+        rows = await core.load(claim)
         life.state = rows.state
         if rows.state in ("ending", "ended"):
             return Over()
@@ -95,25 +123,23 @@ class Renter:
         live = await port.look(claim)
         if live is None or live.deleting:
             return Over()
-        rows = await self._believe(life, rows, live, epoch)
+        call = _Call(
+            life=life, account=account, workload=workload, live=live, port=port, policy=policy, epoch=epoch
+        )
+        rows = await core.believe(claim, rows, live, epoch=epoch)
         if found := core.inventory.of_claim(claim.uid):  # whatever attempt it is of, late ones included
             return await self._adopt(life, found[0], epoch)
         if rows.unsettled():
-            outcome = await self._settle(life, account, rows, workload, live, port, policy, epoch)
+            outcome = await self._settle(call, rows)
             if outcome is not None:
                 return outcome
-            rows = await self._load(claim)  # every attempt is proven absent: a new one may be made
+            rows = await core.load(claim)  # every attempt is proven absent: a new one may be made
             if rows.unsettled() or rows.state != "open":
                 return self._wait(life, Why.RETRY, "the rows changed meanwhile")
         if rows.attempts and rows.attempts[-1].outcome == "rejected":
             last = rows.attempts[-1]
-            kind = RejectionKind(last.rejection or "unsupported")
-            return self._refused(life, kind, last.message or "")
-        return await self._attempt(life, account, rows, workload, live, port, policy, epoch)
-
-    async def _load(self, claim: ClaimSpec) -> Rows:
-        async with begin(self._core.engine) as conn:
-            return await rentals.load(conn, claim.uid, provider=claim.provider, account=claim.account)
+            return self._refused(life, RejectionKind(last.rejection or "unsupported"), last.message or "")
+        return await self._attempt(call, rows)
 
     def _live(self, life: Life, rows: Rows) -> Outcome:
         claim = life.claim
@@ -129,29 +155,8 @@ class Renter:
         self._core.notify(claim.uid)
         return Rented(ref=life.ref)
 
-    async def _believe(self, life: Life, rows: Rows, live: LiveClaim, epoch: int) -> Rows:
-        """Bring rows and mark together (rule 8): an attempt above the mark was never sent; a marked attempt
-        that the rows have lost is written down again, unsettled."""
-        claim, marked = life.claim, live.mark.sequence if live.mark else 0
-        unsent = [attempt for attempt in rows.unsettled() if attempt.sequence > marked]
-        lost = live.mark is not None and all(attempt.sequence != marked for attempt in rows.attempts)
-        if not unsent and not lost:
-            return rows
-        if lost:
-            await self._core.suspect(marked, f"claim {claim.name}")
-        async with begin(self._core.engine) as conn:
-            for attempt in unsent:
-                await rentals.settle(conn, claim.uid, number=attempt.number, outcome="unsent", epoch=epoch)
-            if lost and live.mark is not None:
-                await rentals.open_rental(conn, claim.columns(), epoch=epoch)
-                await rentals.rebuild_attempt(
-                    conn, claim.uid, sequence=marked, send_by=live.mark.send_by, epoch=epoch
-                )
-        return await self._load(claim)
-
     async def _adopt(self, life: Life, known: Known, epoch: int) -> Outcome:
-        if known.identity.sequence > self._core.recorded_sequence:
-            await self._core.suspect(known.identity.sequence, f"machine {known.ref.resource_id}")
+        await self._core.suspect(known.identity.sequence, f"machine {known.ref.resource_id}")
         state = await self._core.adopt(life, known, epoch=epoch)
         life.look_from = None
         if state == "live" and life.ref is not None:
@@ -160,32 +165,21 @@ class Renter:
 
     # --- an attempt of our own ---
 
-    async def _attempt(
-        self,
-        life: Life,
-        account: Account,
-        rows: Rows,
-        workload: Workload,
-        live: LiveClaim,
-        port: ClaimPort,
-        policy: Policy,
-        epoch: int,
-    ) -> Outcome:
-        core, claim = self._core, life.claim
-        if (why := account.provider.validate(workload)) is not None:
+    async def _attempt(self, call: _Call, rows: Rows) -> Outcome:
+        core, claim, life = self._core, call.claim, call.life
+        if (why := call.account.provider.validate(call.workload)) is not None:
             return self._refused(life, RejectionKind.UNSUPPORTED, why)
         offering = self._offering(claim)
         if offering is None:
             return self._wait(life, Why.RETRY, f"{claim.provider} does not offer this shape at the moment")
-        meters = account.provider.quote(workload, offering)
-        price = usd_per_hour(meters)
+        price = usd_per_hour(call.account.provider.quote(call.workload, offering))
         if claim.max_price is not None and (price is None or price > claim.max_price):
             shown = "unknown" if price is None else f"${price}/h"
             message = f"price {shown}, at most ${claim.max_price}/h"
             return self._refused(life, RejectionKind.PRICE, message)
         number = rows.attempts[-1].number + 1 if rows.attempts else 1
         sequence = rows.next_sequence
-        floor = max(core.inventory.highest_sequence, live.mark.sequence if live.mark else 0)
+        floor = max(core.inventory.highest_sequence, call.live.mark.sequence if call.live.mark else 0)
         if sequence <= floor:
             async with begin(core.engine) as conn:
                 sequence = await rentals.sequence_above(conn, floor)
@@ -193,7 +187,6 @@ class Renter:
             installation=core.installation, claim_uid=claim.uid, attempt=number, sequence=sequence
         )
         ceiling = claim.max_price if claim.max_price is not None else price
-        digest = request_hash(claim, workload, offering, avoid=rows.avoid_hosts, ceiling=ceiling)
 
         began = core.clock()  # before the insert is sent: send_by is later than began + window for certain
         reach("intent.before")
@@ -201,11 +194,13 @@ class Renter:
             send_by = await rentals.intend(
                 conn,
                 claim.columns(),
-                epoch=epoch,
+                epoch=call.epoch,
                 number=number,
                 sequence=sequence,
                 identity=str(identity),
-                request_hash=digest,
+                request_hash=request_hash(
+                    claim, call.workload, offering, avoid=rows.avoid_hosts, ceiling=ceiling
+                ),
                 shape=offering.shape,
                 ceiling=ceiling,
                 window_s=core.settings.send_window_s,
@@ -214,111 +209,88 @@ class Renter:
         if send_by is None:
             return self._wait(life, Why.RETRY, "the rental changed, or another replica leads")
         core.recorded_sequence = max(core.recorded_sequence, sequence)
-        attempt = Attempt(
-            claim_uid=claim.uid,
-            number=number,
-            sequence=sequence,
-            identity=str(identity),
-            token=identity.token,
-            account=claim.account,
-            region=claim.region,
-            tier=claim.tier,
-            ceiling_usd_per_hour=ceiling,
-            options=claim.options,
+        attempt = _attempt_of(
+            claim, number=number, sequence=sequence, identity=str(identity), ceiling=ceiling
         )
-        mark = Mark(sequence=sequence, send_by=send_by)
-        if not await self._mark(life, port, mark, live):
-            await self._unsent(claim, attempt, epoch)
+        if not await self._mark(call, Mark(sequence=sequence, send_by=send_by)):
+            await self._unsent(call, attempt)
             return self._wait(life, Why.RETRY, "the claim changed before it was marked")
-        if not await self._may_send(life, account, attempt, began, epoch):
-            await self._unsent(claim, attempt, epoch)
+        if not await self._may_send(call, attempt, began):
+            await self._unsent(call, attempt)
             return self._wait(life, Why.RETRY, "too late to send, or no longer allowed")
-        return await self._send(
-            life, account, attempt, workload, offering, rows.avoid_hosts, policy, epoch, first=True
-        )
+        order = _Order(attempt=attempt, offering=offering, avoid=rows.avoid_hosts, first=True)
+        return await self._send(call, order)
 
     def _offering(self, claim: ClaimSpec) -> Offering | None:
         offers = self._core.offerings.get(*claim.key)
         found = offers.find(claim.accelerator, tier=claim.tier, region=claim.region) if offers else ()
         return found[0] if found else None
 
-    async def _mark(self, life: Life, port: ClaimPort, mark: Mark, live: LiveClaim) -> bool:
+    async def _mark(self, call: _Call, mark: Mark) -> bool:
         reach("mark.before")
         try:
-            await port.mark(life.claim, mark, live=live)
+            await call.port.mark(call.claim, mark, live=call.live)
         except MarkRefused:
             return False
         reach("mark.after")
         return True
 
-    async def _may_send(
-        self, life: Life, account: Account, attempt: Attempt, began: float, epoch: int
-    ) -> bool:
+    async def _may_send(self, call: _Call, attempt: Attempt, began: float) -> bool:
         """The fence, right before the send and after every wait."""
         core = self._core
-        await account.budget.take(Urgency.RENT)
+        await call.account.budget.take(Urgency.RENT)
         reach("fence.before")
         async with begin(core.engine) as conn:
-            allowed = await rentals.fence(conn, life.claim.uid, number=attempt.number, epoch=epoch)
+            allowed = await rentals.fence(conn, call.claim.uid, number=attempt.number, epoch=call.epoch)
         reach("fence.after")
         in_time = core.clock() < began + core.settings.send_window_s
-        return allowed and in_time and core.epoch() == epoch
+        return allowed and in_time and core.epoch() == call.epoch
 
-    async def _unsent(self, claim: ClaimSpec, attempt: Attempt, epoch: int) -> None:
+    async def _unsent(self, call: _Call, attempt: Attempt) -> None:
         """Only the coroutine that would have sent it may say so."""
-        async with begin(self._core.engine) as conn:
-            await rentals.settle(conn, claim.uid, number=attempt.number, outcome="unsent", epoch=epoch)
+        await self._close(call, attempt, outcome="unsent")
 
-    async def _send(
-        self,
-        life: Life,
-        account: Account,
-        attempt: Attempt,
-        workload: Workload,
-        offering: Offering,
-        avoid: frozenset[str],
-        policy: Policy,
-        epoch: int,
-        *,
-        first: bool,
-    ) -> Outcome:
-        core = self._core
+    async def _close(
+        self, call: _Call, attempt: Attempt, *, outcome: str, message: str | None = None
+    ) -> bool:
+        async with begin(self._core.engine) as conn:
+            return await rentals.settle(
+                conn,
+                call.claim.uid,
+                number=attempt.number,
+                outcome=outcome,
+                epoch=call.epoch,
+                message=message,
+            )
+
+    async def _send(self, call: _Call, order: _Order) -> Outcome:
+        core, attempt, account = self._core, order.attempt, call.account
         core.inventory.stir(account.key, attempt.claim_uid)
         try:
             async with asyncio.timeout(account.provision_timeout_s):
                 answer = await account.provider.provision(
-                    attempt, workload, offering=offering, access=None, avoid=avoid
+                    attempt, call.workload, offering=order.offering, access=None, avoid=order.avoid
                 )
         except Throttled as error:
             account.budget.pause(error.retry_after_s)
-            if not first:
-                return self._unknown(life, attempt, str(error), 0.0)
-            async with begin(core.engine) as conn:
-                await rentals.settle(
-                    conn,
-                    attempt.claim_uid,
-                    number=attempt.number,
-                    outcome="throttled",
-                    epoch=epoch,
-                    message=str(error),
-                )
+            if not order.first:
+                return self._unknown(call.life, attempt, str(error))
+            await self._close(call, attempt, outcome="throttled", message=str(error))
             return Waiting(why=Why.THROTTLED, message=str(error), after_s=max(error.retry_after_s, 0.05))
-        except (OutcomeUnknown, ProviderError, TimeoutError) as error:
-            return self._unknown(life, attempt, str(error) or type(error).__name__, 0.0)
+        except (ProviderError, TimeoutError) as error:
+            return self._unknown(call.life, attempt, str(error) or type(error).__name__)
         except Exception as error:  # an adapter's defect proves nothing about the cloud
             log.exception("provision raised")
-            return self._unknown(life, attempt, type(error).__name__, 0.0)
+            return self._unknown(call.life, attempt, type(error).__name__)
         reach("send.after")
-        if isinstance(answer, Rejection):
-            if not first:  # no rejection after an Unknown settles anything
-                return self._unknown(life, attempt, answer.message, 0.0)
-            return await self._rejected(life, attempt, answer, policy, epoch)
-        return await self._accepted(life, attempt, answer, policy, epoch)
+        if isinstance(answer, Accepted):
+            return await self._accepted(call, attempt, answer)
+        if not order.first:  # no rejection after an Unknown settles anything
+            return self._unknown(call.life, attempt, answer.message)
+        return await self._rejected(call, attempt, answer)
 
-    async def _accepted(
-        self, life: Life, attempt: Attempt, answer: Accepted, policy: Policy, epoch: int
-    ) -> Outcome:
-        core, claim = self._core, life.claim
+    async def _accepted(self, call: _Call, attempt: Attempt, answer: Accepted) -> Outcome:
+        core, claim, life = self._core, call.claim, call.life
         facts = RunFacts(
             attempt=attempt.number,
             resource_id=answer.ref.resource_id,
@@ -332,7 +304,9 @@ class Renter:
             clock_offset_s=answer.clock_offset_s,
         )
         async with begin(core.engine) as conn:
-            state, main = await rentals.record(conn, claim.columns(), facts, outcome="accepted", epoch=epoch)
+            state, main = await rentals.record(
+                conn, claim.columns(), facts, outcome="accepted", epoch=call.epoch
+            )
         reach("record.after")
         life.state, life.tries, life.waiting = state, 0, False
         if core.recorded_accounts is not None and facts.account_id:
@@ -343,17 +317,19 @@ class Renter:
             life.reserved, life.rented_at = answer.reserved, core.clock()
             core.notify(claim.uid)
             if (unfit := _unfit(claim, answer)) is not None:
-                return await self._send_back(life, unfit, policy, epoch)
+                return await self._send_back(call, unfit)
             return Rented(ref=answer.ref)
         if state == "live":
             return Waiting(why=Why.RETRY, message="another machine was recorded first", after_s=0.05)
-        return Over() if state in ("ending", "ended") else self._unknown(life, attempt, "not recorded", 0.0)
+        return Over() if state in ("ending", "ended") else self._unknown(life, attempt, "not recorded")
 
-    async def _send_back(self, life: Life, unfit: Rejection, policy: Policy, epoch: int) -> Outcome:
+    async def _send_back(self, call: _Call, unfit: Rejection) -> Outcome:
         """The machine is recorded, but not what was asked for: release it, and count it as a refusal."""
-        columns = life.claim.columns()
+        columns = call.claim.columns()
         async with begin(self._core.engine) as conn:
-            life.state = await rentals.begin_ending(conn, columns, reason=unfit.kind.value, epoch=epoch)
+            call.life.state = await rentals.begin_ending(
+                conn, columns, reason=unfit.kind.value, epoch=call.epoch
+            )
             if unfit.scope is not None:
                 await rentals.block(
                     conn,
@@ -362,23 +338,22 @@ class Renter:
                     template=None,
                     kind=unfit.kind.value,
                     message=unfit.message,
-                    ttl_s=policy.block_ttl_s,
+                    ttl_s=call.policy.block_ttl_s,
                 )
         log.info("rented, but unfit", kind=unfit.kind.value, message=unfit.message)
-        return self._refused(life, unfit.kind, unfit.message)
+        return self._refused(call.life, unfit.kind, unfit.message)
 
-    async def _rejected(
-        self, life: Life, attempt: Attempt, answer: Rejection, policy: Policy, epoch: int
-    ) -> Outcome:
-        core, claim = self._core, life.claim
-        template = policy.template if answer.kind is RejectionKind.INVALID else None
+    async def _rejected(self, call: _Call, attempt: Attempt, answer: Rejection) -> Outcome:
+        core, claim = self._core, call.claim
+        template = call.policy.template if answer.kind is RejectionKind.INVALID else None
+        one_host = _names_only_a_host(answer.scope)
         async with begin(core.engine) as conn:
             closed = await rentals.settle(
                 conn,
                 claim.uid,
                 number=attempt.number,
-                outcome="rejected",
-                epoch=epoch,
+                outcome="avoided" if one_host else "rejected",
+                epoch=call.epoch,
                 rejection=answer.kind.value,
                 message=answer.message,
             )
@@ -390,29 +365,21 @@ class Renter:
                     template=template,
                     kind=answer.kind.value,
                     message=answer.message,
-                    ttl_s=policy.block_ttl_s,
+                    ttl_s=call.policy.block_ttl_s,
                 )
         if not closed:
-            return self._wait(life, Why.RETRY, "the attempt was settled by another replica")
+            return self._wait(call.life, Why.RETRY, "the attempt was settled by another replica")
+        log.info("rejected", kind=answer.kind.value, message=answer.message, one_host=one_host)
+        if one_host:  # the offering is still good: the next attempt avoids the host
+            return self._wait(call.life, Why.RETRY, answer.message)
         core.inventory.settle(claim.key, claim.uid)
-        log.info("rejected", kind=answer.kind.value, message=answer.message)
-        return self._refused(life, answer.kind, answer.message)
+        return self._refused(call.life, answer.kind, answer.message)
 
     # --- attempts that may have been sent ---
 
-    async def _settle(
-        self,
-        life: Life,
-        account: Account,
-        rows: Rows,
-        workload: Workload,
-        live: LiveClaim,
-        port: ClaimPort,
-        policy: Policy,
-        epoch: int,
-    ) -> Outcome | None:
+    async def _settle(self, call: _Call, rows: Rows) -> Outcome | None:
         """Look for what unsettled attempts may have made. None: all are proven absent and written so."""
-        core, claim = self._core, life.claim
+        core, claim, life = self._core, call.claim, call.life
         now = core.clock()
         core.inventory.stir(claim.key, claim.uid)
         if life.look_from is None:
@@ -420,7 +387,7 @@ class Renter:
         pending = rows.unsettled()
         regions = {attempt.region for attempt in rows.attempts} | {claim.region}
         places = core.places(claim, regions)
-        later = now + max(_lasts_s(attempt, account) for attempt in pending)
+        later = now + max(_lasts_s(attempt, call.account) for attempt in pending)
         if places is not None and all(
             core.inventory.absent(claim.uid, place, first_after=life.look_from, later_after=later)
             for place in places
@@ -428,33 +395,23 @@ class Renter:
             async with begin(core.engine) as conn:
                 for attempt in pending:
                     await rentals.settle(
-                        conn, claim.uid, number=attempt.number, outcome="absent", epoch=epoch
+                        conn, claim.uid, number=attempt.number, outcome="absent", epoch=call.epoch
                     )
             log.info("no machine came of it", attempts=[attempt.number for attempt in pending])
             life.look_from, life.tries, life.waiting = None, 0, False
             return None
-        if len(pending) == 1 and pending[0].identity is not None:
-            outcome = await self._replay(life, account, rows, workload, live, port, policy, epoch)
-            if outcome is not None:
-                return outcome
-        return self._unknown(life, None, "looking for what an unanswered request made", _oldest_s(pending))
+        if len(pending) == 1 and (outcome := await self._replay(call, rows, pending[0])) is not None:
+            return outcome
+        oldest_s = max(attempt.age_s for attempt in pending)
+        return self._unknown(life, None, "looking for what an unanswered request made", for_s=oldest_s)
 
-    async def _replay(
-        self,
-        life: Life,
-        account: Account,
-        rows: Rows,
-        workload: Workload,
-        live: LiveClaim,
-        port: ClaimPort,
-        policy: Policy,
-        epoch: int,
-    ) -> Outcome | None:
+    async def _replay(self, call: _Call, rows: Rows, row: AttemptRow) -> Outcome | None:
         """Send the same attempt again where the cloud promises that this cannot make a second machine."""
-        core, claim, row = self._core, life.claim, rows.unsettled()[0]
-        offering = self._offering(claim)
-        if account.traits.replay_for_s is None or offering is None or row.identity is None:
+        core, claim = self._core, call.claim
+        offering, replay_for_s = self._offering(claim), call.account.traits.replay_for_s
+        if replay_for_s is None or offering is None or row.identity is None:
             return None
+        ceiling = row.ceiling_usd_per_hour
         began = core.clock()
         async with begin(core.engine) as conn:
             send_by = await rentals.replay(
@@ -462,38 +419,33 @@ class Renter:
                 claim.uid,
                 number=row.number,
                 request_hash=request_hash(
-                    claim, workload, offering, avoid=rows.avoid_hosts, ceiling=row.ceiling_usd_per_hour
+                    claim, call.workload, offering, avoid=rows.avoid_hosts, ceiling=ceiling
                 ),
-                epoch=epoch,
+                epoch=call.epoch,
                 window_s=core.settings.send_window_s,
-                effect_s=account.provision_timeout_s,
-                replay_for_s=account.traits.replay_for_s,
+                effect_s=call.account.provision_timeout_s,
+                replay_for_s=replay_for_s,
             )
         if send_by is None:
             return None
-        attempt = Attempt(
-            claim_uid=claim.uid,
-            number=row.number,
-            sequence=row.sequence,
-            identity=row.identity,
-            token=row.identity,
-            account=claim.account,
-            region=claim.region,
-            tier=claim.tier,
-            ceiling_usd_per_hour=row.ceiling_usd_per_hour,
-            options=claim.options,
+        attempt = _attempt_of(
+            claim, number=row.number, sequence=row.sequence, identity=row.identity, ceiling=ceiling
         )
-        mark = Mark(sequence=row.sequence, send_by=send_by)
-        if not await self._mark(life, port, mark, live):
+        if not await self._mark(call, Mark(sequence=row.sequence, send_by=send_by)):
             return None
-        if not await self._may_send(life, account, attempt, began, epoch):
+        if not await self._may_send(call, attempt, began):
             return None
         log.info("replay", attempt=row.number, sends=row.sends + 1)
-        return await self._send(
-            life, account, attempt, workload, offering, rows.avoid_hosts, policy, epoch, first=False
-        )
+        order = _Order(attempt=attempt, offering=offering, avoid=rows.avoid_hosts, first=False)
+        return await self._send(call, order)
 
     # --- answers ---
+
+    def _unknown(self, life: Life, attempt: Attempt | None, message: str, *, for_s: float = 0.0) -> Waiting:
+        life.waiting = True
+        if attempt is not None:
+            log.warning("outcome unknown", attempt=attempt.number, error=message)
+        return Waiting(why=Why.UNKNOWN, message=message, after_s=self._core.backoff(life), for_s=for_s)
 
     def _refused(self, life: Life, kind: RejectionKind, message: str) -> Refused:
         refusal = Refused(kind=kind, message=message)
@@ -502,14 +454,25 @@ class Renter:
             self._core.notify(life.claim.uid)
         return refusal
 
-    def _unknown(self, life: Life, attempt: Attempt | None, message: str, for_s: float) -> Waiting:
-        life.waiting = True
-        if attempt is not None:
-            log.warning("outcome unknown", attempt=attempt.number, error=message)
-        return Waiting(why=Why.UNKNOWN, message=message, after_s=self._core.backoff(life), for_s=for_s)
-
     def _wait(self, life: Life, why: Why, message: str) -> Waiting:
         return Waiting(why=why, message=message, after_s=self._core.backoff(life))
+
+
+def _attempt_of(
+    claim: ClaimSpec, *, number: int, sequence: int, identity: str, ceiling: Decimal | None
+) -> Attempt:
+    return Attempt(
+        claim_uid=claim.uid,
+        number=number,
+        sequence=sequence,
+        identity=identity,
+        token=identity,
+        account=claim.account,
+        region=claim.region,
+        tier=claim.tier,
+        ceiling_usd_per_hour=ceiling,
+        options=claim.options,
+    )
 
 
 def _unfit(claim: ClaimSpec, answer: Accepted) -> Rejection | None:
@@ -523,7 +486,14 @@ def _unfit(claim: ClaimSpec, answer: Accepted) -> Rejection | None:
     return None
 
 
-def _settled_in_memory(life: Life) -> Outcome | None:
+def _names_only_a_host(scope: BlockScope | None) -> bool:
+    if scope is None or scope.host is None:
+        return False
+    return scope.accelerator is None and scope.tier is None and scope.region is None
+
+
+def _decided(life: Life) -> Outcome | None:
+    """What memory alone can answer: the states that never go back."""
     if life.state in ("ending", "ended"):
         return Over()
     if life.state == "live" and life.ref is not None:
@@ -534,7 +504,3 @@ def _settled_in_memory(life: Life) -> Outcome | None:
 def _lasts_s(attempt: AttemptRow, account: Account) -> float:
     """Seconds from now until a complete list must show what this attempt made, if it made anything."""
     return attempt.send_by_in_s + account.provision_timeout_s + account.settle_after_s
-
-
-def _oldest_s(attempts: tuple[AttemptRow, ...]) -> float:
-    return max((attempt.age_s for attempt in attempts), default=0.0)

@@ -184,7 +184,8 @@ class ProvisionAttempt(Base):
     __tablename__ = "provision_attempt"
     __table_args__ = (
         CheckConstraint(
-            "outcome in ('accepted', 'found', 'rejected', 'throttled', 'unsent', 'absent')", name="outcome"
+            "outcome in ('accepted', 'found', 'rejected', 'avoided', 'throttled', 'unsent', 'absent')",
+            name="outcome",
         ),
         CheckConstraint("(outcome is null) = (settled_at is null)", name="settled_has_time"),
         UniqueConstraint("sequence"),
@@ -225,7 +226,9 @@ class ProvisionAttempt(Base):
     )
     send_by: Mapped[datetime] = mapped_column(comment="nothing of this attempt is sent after this moment")
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)
-    outcome: Mapped[str | None] = mapped_column(comment="null while unsettled: it may have taken effect")
+    outcome: Mapped[str | None] = mapped_column(
+        comment="null while unsettled: it may have taken effect; avoided: only one host refused"
+    )
     settled_at: Mapped[datetime | None]
     rejection: Mapped[str | None] = mapped_column(
         comment="capacity, quota, auth, unsupported, invalid or price"

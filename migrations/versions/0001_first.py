@@ -438,7 +438,10 @@ def upgrade() -> None:
         ),
         sa.Column("created_at", TIME, server_default=sa.text("now()"), nullable=False),
         sa.Column(
-            "outcome", sa.Text(), nullable=True, comment="null while unsettled: it may have taken effect"
+            "outcome",
+            sa.Text(),
+            nullable=True,
+            comment="null while unsettled: it may have taken effect; avoided: only one host refused",
         ),
         sa.Column("settled_at", TIME, nullable=True),
         sa.Column(
@@ -449,7 +452,7 @@ def upgrade() -> None:
         ),
         sa.Column("message", sa.Text(), nullable=True),
         sa.CheckConstraint(
-            "outcome in ('accepted', 'found', 'rejected', 'throttled', 'unsent', 'absent')",
+            "outcome in ('accepted', 'found', 'rejected', 'avoided', 'throttled', 'unsent', 'absent')",
             name=op.f("provision_attempt_outcome_check"),
         ),
         sa.CheckConstraint(

@@ -147,3 +147,32 @@ async def test_a_newer_epoch_stops_a_send_at_the_fence(bench: Bench):
 
         assert isinstance(outcome, Waiting)
         assert await bench.cloud.creates() == {}
+
+
+async def test_a_refusal_of_one_host_is_tried_again_without_it(bench: Bench):
+    async with bench.running():
+        await bench.cloud.add_fault("refuse", verb="create", code="capacity", host="h-7")
+        claim = await bench.claim()
+
+        await bench.rented(claim)
+
+        outcomes = [
+            row.outcome for row in await bench.rows("select outcome from provision_attempt order by number")
+        ]
+        assert outcomes == ["avoided", "accepted"]
+        assert (await bench.row("select host from block")).host == "h-7"
+
+
+async def test_a_machine_dearer_than_the_ceiling_goes_back(bench: Bench):
+    """The offer was within the ceiling, and the order was filled above it."""
+    async with bench.running():
+        claim = await bench.claim(maxPrice="4.50")
+        await bench.cloud.set_price("5.00", tier="OnDemand", accelerator="H100", region="r1")
+
+        refused = await bench.refused(claim)
+
+        assert refused.kind is RejectionKind.PRICE
+        await bench.release(claim)
+        assert await bench.cloud.alive() == []
+        run = await bench.row("select * from run")
+        assert str(run.usd_per_hour) == "5.00"
