@@ -36,6 +36,7 @@ from app.store.engine import StoreUnavailable, begin, engine_of
 from app.store.installation import get_or_create, next_epoch, set_epoch_at_least
 from app.store.migrate import SchemaTooNew, migrate
 from app.telemetry.health import Health
+from app.upkeep import Upkeep
 from app.vnode.controller import VirtualNodes
 from catalog.offerings import Offerings
 from catalog.refresh import follow
@@ -291,6 +292,7 @@ class Replica:
             duties.create_task(accounts.run(), name="accounts")
             duties.create_task(provisioning.run(), name="provisioning")
             duties.create_task(mirror.run(), name="mirror")
+            duties.create_task(Upkeep(engine).run(), name="upkeep")
             duties.create_task(vnodes.run(), name="vnode")
             duties.create_task(claim_keeper.run(), name="claims")
             duties.create_task(placement.run(), name="placement")

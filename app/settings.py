@@ -1,7 +1,7 @@
 """Every option of the controller, from flags and ``NEBULA_*`` variables, checked once, all errors listed.
 
-A flag wins over its variable, a variable over the profile, the profile over the default. Durations are seconds
-as `float`; each has a floor below which it is refused.
+A flag wins over its variable, a variable over the profile, the profile over the default. Durations are
+seconds as `float`; each has a floor below which it is refused.
 """
 
 import re

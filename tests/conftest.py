@@ -7,9 +7,13 @@ from pytest_postgresql import factories
 from pytest_postgresql.executors import NoopExecutor
 
 from app.store.devserver import DevPostgres
+from app.telemetry import logs
 from hack.cluster import Cluster, obtain
 from tests.support import postgres
 from tests.support.cluster import Kubectl
+
+# The default renderer would format every logged exception with its locals, for a tenth of a second each.
+logs.configure(level="info", style="json")
 
 
 @pytest.fixture(scope="session")

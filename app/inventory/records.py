@@ -18,8 +18,6 @@ from providers.base import Machine, ResourceId, usd_per_hour
 
 log = structlog.get_logger()
 EVERY_S = 0.5
-KEEP_ROUNDS_S = 7 * 24 * 3600.0
-PRUNE_EVERY_S = 3600.0
 
 
 class Recorder:
@@ -52,18 +50,12 @@ class Recorder:
         self._due.set()
 
     async def run(self) -> None:
-        """Write what has changed, at most every half second, until cancelled; prune now and then."""
-        loop = asyncio.get_running_loop()
-        prune_at = loop.time() + PRUNE_EVERY_S
+        """Write what has changed, at most every half second, until cancelled."""
         while True:
             await self._due.wait()
             self._due.clear()
             try:
                 await self._flush()
-                if loop.time() >= prune_at:
-                    prune_at = loop.time() + PRUNE_EVERY_S
-                    async with begin(self._engine) as conn:
-                        await rounds.prune(conn, older_than_s=KEEP_ROUNDS_S)
             except StoreUnavailable as error:
                 log.info("rounds not written yet", error=str(error)[:256])
                 self._due.set()

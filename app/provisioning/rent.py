@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 import structlog
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.inventory.accounts import Account
 from app.inventory.budget import Urgency
@@ -32,7 +33,7 @@ from app.provisioning.model import (
     Why,
 )
 from app.provisioning.steps import reach
-from app.store import rentals
+from app.store import blocks, rentals
 from app.store.engine import StoreUnavailable, begin
 from app.store.rentals import AttemptRow, Rows, RunFacts
 from providers.base import (
@@ -330,16 +331,7 @@ class Renter:
             call.life.state = await rentals.begin_ending(
                 conn, columns, reason=unfit.kind.value, epoch=call.epoch
             )
-            if unfit.scope is not None:
-                await rentals.block(
-                    conn,
-                    columns,
-                    unfit.scope,
-                    template=None,
-                    kind=unfit.kind.value,
-                    message=unfit.message,
-                    ttl_s=call.policy.block_ttl_s,
-                )
+            await self._block(conn, call, unfit, template=None)
         log.info("rented, but unfit", kind=unfit.kind.value, message=unfit.message)
         return self._refused(call.life, unfit.kind, unfit.message)
 
@@ -357,16 +349,8 @@ class Renter:
                 rejection=answer.kind.value,
                 message=answer.message,
             )
-            if closed and (answer.scope is not None or template is not None):
-                await rentals.block(
-                    conn,
-                    claim.columns(),
-                    answer.scope,
-                    template=template,
-                    kind=answer.kind.value,
-                    message=answer.message,
-                    ttl_s=call.policy.block_ttl_s,
-                )
+            if closed:
+                await self._block(conn, call, answer, template=template)
         if not closed:
             return self._wait(call.life, Why.RETRY, "the attempt was settled by another replica")
         log.info("rejected", kind=answer.kind.value, message=answer.message, one_host=one_host)
@@ -374,6 +358,36 @@ class Renter:
             return self._wait(call.life, Why.RETRY, answer.message)
         core.inventory.settle(claim.key, claim.uid)
         return self._refused(call.life, answer.kind, answer.message)
+
+    async def _block(
+        self, conn: AsyncConnection, call: _Call, answer: Rejection, *, template: str | None
+    ) -> None:
+        """Note what was refused, as narrowly as it is true; nothing for a refusal that names no offering."""
+        claim, scope = call.claim, answer.scope
+        if scope is None and template is None:
+            return
+        await blocks.record(
+            conn,
+            blocks.Scope(
+                provider=claim.provider,
+                account=claim.account,
+                accelerator=scope.accelerator if scope else None,
+                tier=scope.tier.value if scope and scope.tier else None,
+                region=scope.region if scope else None,
+                host=scope.host if scope else None,
+                template=template,
+                everything=bool(scope and scope.everything),
+            ),
+            blocks.Cause(
+                kind=answer.kind.value,
+                message=answer.message,
+                pool=claim.pool,
+                pod_namespace=claim.pod_namespace,
+                pod_name=claim.pod_name,
+                claim_uid=claim.uid,
+            ),
+            ttl_s=call.policy.block_ttl_s,
+        )
 
     # --- attempts that may have been sent ---
 

@@ -51,8 +51,8 @@ class DevPostgres:
 
     ``data_dir`` keeps data, password and log for the next time; None means a folder of its own, in memory
     where there is room, which ``close`` removes. ``durable=False`` trades safety against a crash of the
-    machine for speed; a crash of the server loses no commit either way. ``tcp`` listens on loopback too, and ``url``
-    then names that address.
+    machine for speed; a crash of the server loses no commit either way. ``tcp`` listens on loopback too, and
+    ``url`` then names that address.
     """
 
     user = "nebula"

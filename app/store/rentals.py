@@ -14,7 +14,7 @@ import orjson
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from providers.base import BlockScope, ClaimUid, ResourceId
+from providers.base import ClaimUid, ResourceId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -420,47 +420,6 @@ _ENDED = text("""
 async def end(conn: AsyncConnection, uid: ClaimUid, *, epoch: int) -> bool:
     """``ending`` -> ``ended``, strictly; attempts still open are absent, runs still open are gone."""
     return bool((await conn.execute(_ENDED, {"uid": uid, "epoch": epoch})).scalar_one())
-
-
-_BLOCK = text("""
-    insert into block (provider, account, accelerator, tier, region, host, template, everything, kind,
-        message, pool, pod_namespace, pod_name, claim_uid, created_at, expires_at)
-    values (:provider, :account, :on_accelerator, :on_tier, :on_region, :on_host, :on_template, :everything,
-        :kind, :message, :pool, :pod_namespace, :pod_name, :claim_uid, clock_timestamp(),
-        clock_timestamp() + make_interval(secs => :ttl_s))
-    on conflict (provider, account, accelerator, tier, region, host, template) do update set
-        expires_at = greatest(block.expires_at, excluded.expires_at), kind = excluded.kind,
-        message = excluded.message, pool = excluded.pool, pod_namespace = excluded.pod_namespace,
-        pod_name = excluded.pod_name, claim_uid = excluded.claim_uid,
-        created_at = case when block.expires_at < clock_timestamp() then excluded.created_at
-                          else block.created_at end
-""")
-
-
-async def block(
-    conn: AsyncConnection,
-    claim: Mapping[str, str],
-    scope: BlockScope | None,
-    *,
-    template: str | None,
-    kind: str,
-    message: str,
-    ttl_s: float,
-) -> None:
-    """Note what was refused, for ``ttl_s`` seconds; an entry's end only ever moves later."""
-    values = {
-        **claim,
-        "on_accelerator": scope.accelerator if scope else None,
-        "on_tier": scope.tier if scope else None,
-        "on_region": scope.region if scope else None,
-        "on_host": scope.host if scope else None,
-        "on_template": template,
-        "everything": bool(scope and scope.everything),
-        "kind": kind,
-        "message": message[:1000],
-        "ttl_s": ttl_s,
-    }
-    await conn.execute(_BLOCK, values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
