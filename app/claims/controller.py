@@ -36,9 +36,8 @@ from providers.base import ClaimUid
 log = structlog.get_logger()
 WORKERS = 8
 LINGER_S = 1.0  # an ending that takes less is not worth a write: the objects go anyway
-ROUNDS_FOR_SIGHT = (
-    2.5  # how many busy list rounds a fresh machine may take to be shown before Bound is written
-)
+# How many list rounds at the busy pace a fresh machine has to be seen before Bound is written without it.
+ROUNDS_FOR_SIGHT = 2.5
 
 _BY_POD = "claims: pod uid"
 _BY_OWNER = "claims: owner uid"

@@ -1,14 +1,18 @@
 """What a NodePool shows, and that it stays readable while a claim names it."""
 
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
 
 import pytest
 
 from app.api import keys
+from app.claims.pools import EVERY_S, Pools
 from app.kube import paths
 from app.kube.client import Obj
 from tests.cluster.claims.conftest import World, conditions
+from tests.support import composed
 from tests.support.composed import until
 
 
@@ -99,17 +103,42 @@ async def test_a_pool_that_was_never_used_goes_at_once(world: World, pool: Obj):
         assert await world.kube.find(paths.nodepool(pool["metadata"]["name"])) is None
 
 
-async def test_many_pods_cost_a_pool_few_writes(world: World, pool: Obj):
-    async with world.leading() as term:
-        await until_placed(world, pool, None)
-        seen: list[str] = []
-        term.pools.on_change(lambda _, new: seen.append(new["metadata"]["resourceVersion"]) if new else None)
-        start = len(seen)
-        claims = [
-            await world.claim(await world.pod(f"p{n}", pool=pool["metadata"]["name"])) for n in range(8)
-        ]
-        for claim in claims:
-            await term.rent(claim)
-        await until_placed(world, pool, {"modal": 8})
+@dataclass(slots=True)
+class Clock:
+    """A monotonic clock that a test moves; ``asked`` tells that somebody has looked at it."""
 
-        assert len(seen) - start < len(claims)
+    now: float = 1000.0
+    asked: int = 0
+
+    def __call__(self) -> float:
+        self.asked += 1
+        return self.now
+
+
+async def test_a_pool_is_written_at_most_once_a_second(world: World, pool: Obj):
+    name, clock = pool["metadata"]["name"], Clock()
+    async with composed.composed(
+        world.kube, world.engine, clouds={}, installation=world.installation
+    ) as term:
+        pools = Pools(
+            kube=world.kube,
+            pools=term.pools,
+            claims=term.claims,
+            provider_names=lambda: frozenset({"modal"}),
+            settings=term.settings,
+            clock=clock,
+            now=lambda: datetime.now(UTC),
+        )
+        term.start(pools.run())
+        await until_placed(world, pool, None)
+        claim = await world.claim(await world.pod("a", pool=name))
+        path = paths.nodeclaim_status(claim["metadata"]["name"])
+        await world.kube.patch(path, {"status": {"phase": "Bound"}}, kind="merge")
+        await until(lambda: any((each.get("status") or {}).get("phase") for each in term.claims))
+        asked = clock.asked
+        await until(lambda: clock.asked > asked)  # looked at again, and put off
+
+        assert (await pool_status(world, pool)).get("placed") is None
+
+        clock.now += EVERY_S
+        await until_placed(world, pool, {"modal": 1})
