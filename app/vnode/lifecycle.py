@@ -63,6 +63,8 @@ FOLLOWERS, RENTERS, ENDERS = 16, 64, 64  # a create may take 90 s, so many are u
 CLAIM_LAG_S = 2.0  # two watches: a bound Pod may be seen before the claim that was made for it
 RENT_QUIET_S = 1.0  # a request that is answered sooner is not worth a write of its own
 BOOT_QUIET_S = 0.5  # beside two rounds of the list: a machine that boots at once costs one write, Ready
+BACKLOG_QUIET_S, QUIET_MAX_S = 0.05, 30.0  # more for each Pod in a burst: its writes would delay all Readys
+RETRY_TEXT_S = 30.0  # how often the reason why nothing happens yet may change its words
 CONFLICT_S = 0.2
 TROUBLE_AFTER = 3  # releases in a row without an accepted terminate, before people are told
 
@@ -81,6 +83,7 @@ class Course:
     release: Release | None = None
     troubles: int = 0
     written: Obj | None = None
+    written_at: float = float("-inf")
     deleted: bool = False
 
     def serve(self, claim: ClaimUid) -> None:
@@ -282,7 +285,7 @@ class Lifecycle:
             wanted = status.provisioning(pod, message=PodMessage.ALLOCATING, now=now)
         if wanted is None:
             return None
-        if (wait_s := self._quiet_s(pod, course, wanted)) > 0:
+        if status.patch(pod, wanted) is not None and (wait_s := self._quiet_s(pod, course, wanted)) > 0:
             return Again(wait_s)
         before = is_running(pod)
         await self._write(pod, course, wanted)
@@ -330,13 +333,17 @@ class Lifecycle:
 
     def _quiet_s(self, pod: Obj, course: Course, wanted: Wanted) -> float:
         """How long a status that only says "not yet" may still wait for a better one."""
+        if status.is_retrying(pod) and status.is_retry(wanted):
+            return course.written_at + RETRY_TEXT_S - self._clock()
         if status.says_something(pod):
             return 0.0
+        stats = self._rent.stats()
+        burst_s = min(QUIET_MAX_S, BACKLOG_QUIET_S * (stats.depth + stats.active))
         if wanted.reason is PodReason.PROVISIONING:
-            return course.seen_at + RENT_QUIET_S - self._clock()
+            return course.seen_at + RENT_QUIET_S + burst_s - self._clock()
         if wanted.reason is PodReason.INITIALIZING:
             since = course.rented_at if course.rented_at is not None else course.seen_at
-            return since + BOOT_QUIET_S + 2 * self._settings.list_busy_s - self._clock()
+            return since + BOOT_QUIET_S + 2 * self._settings.list_busy_s + burst_s - self._clock()
         return 0.0
 
     # --- writes ---
@@ -354,7 +361,7 @@ class Lifecycle:
         path = paths.pod_status(metadata["namespace"], metadata["name"])
         after = await self._kube.patch(path, body, kind="strategic")
         after["metadata"].pop("managedFields", None)
-        course.written = after
+        course.written, course.written_at = after, self._clock()
         log.info("status", reason=wanted.reason, phase=wanted.status["phase"], message=wanted.message or None)
         self._tell(pod, wanted)
         return after

@@ -60,6 +60,17 @@ def says_something(pod: Obj) -> bool:
     return bool(_status(pod).get("reason"))
 
 
+def is_retrying(pod: Obj) -> bool:
+    """Whether it says already that renting did not work out yet."""
+    held = _status(pod)
+    message = held.get("message") or PodMessage.ALLOCATING
+    return held.get("reason") == PodReason.PROVISIONING and message != PodMessage.ALLOCATING
+
+
+def is_retry(wanted: Wanted) -> bool:
+    return wanted.reason is PodReason.PROVISIONING and wanted.message != PodMessage.ALLOCATING
+
+
 def project(pod: Obj, view: View, *, now: datetime) -> Wanted | None:
     """The status of a Pod whose machine is recorded; None when what is known changes nothing."""
     machine = view.machine
