@@ -28,7 +28,9 @@ from app.kube.claims import ClaimDoor, UnreadableClaim, claim_spec
 from app.kube.client import Kube, Obj
 from app.kube.errors import Conflict, KubeError, Replaced
 from app.kube.events import Recorder
+from app.kube.orders import Unusable, WatchedPort, policy_of, pool_of, workload_of
 from app.kube.queue import Again, WorkQueue, run_workers
+from app.provisioning import metrics
 from app.provisioning.model import (
     ClaimSpec,
     Outcome,
@@ -43,16 +45,8 @@ from app.provisioning.model import (
 )
 from app.provisioning.service import Provisioning
 from app.settings import Settings
-from app.vnode import metrics, status
-from app.vnode.order import (
-    Unusable,
-    WatchedPort,
-    is_daemon,
-    is_replaced_by_owner,
-    policy_of,
-    pool_of,
-    workload_of,
-)
+from app.vnode import status
+from app.vnode.order import is_daemon, is_replaced_by_owner
 from app.vnode.status import Wanted, has_started, is_leaving, is_over, is_running
 from providers.base import ClaimUid
 

@@ -7,9 +7,11 @@ import pytest
 from prometheus_client import REGISTRY
 
 from app.api import keys
+from app.kube import orders
 from app.placement import request as placement
+from app.provisioning import metrics
 from app.provisioning.model import ClaimSpec, Outcome, Over, Refused, Rented, Waiting, Why
-from app.vnode import metrics, order
+from app.vnode import order
 from providers.base import Accelerator, ClaimUid, EgressMode, RejectionKind, Tier
 from tests.unit.vnode.vnode_makers import REF, a_pod
 
@@ -61,7 +63,7 @@ def a_claim_object(**spec: Any) -> dict[str, Any]:
 def test_a_template_has_the_name_that_placement_looks_blocks_up_by(metadata: dict[str, Any]) -> None:
     pod = a_pod(metadata=metadata)
 
-    assert order.template_of(pod) == placement.template_of(pod)
+    assert orders.template_of(pod) == placement.template_of(pod)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +76,7 @@ def test_only_a_pod_whose_owner_makes_another_is_reaped(owners: list[Any], repla
 def test_the_machine_comes_from_the_claim_and_not_from_the_pod() -> None:
     pod = a_pod(metadata={"labels": {keys.ACCELERATOR_TYPE_LABEL: "A100"}})
 
-    workload = order.workload_of(pod, a_claim_object(), a_claim(options={"disk": "5"}))
+    workload = orders.workload_of(pod, a_claim_object(), a_claim(options={"disk": "5"}))
 
     assert str(workload.accelerator) == "H100:8"
     assert workload.options == {"disk": "5"}
@@ -83,7 +85,7 @@ def test_the_machine_comes_from_the_claim_and_not_from_the_pod() -> None:
 def test_the_claims_egress_policy_is_not_lost_on_the_way() -> None:
     policy = {"mode": "Allowlist", "targets": ["10.0.0.0/8", "1.2.3.4", "*.example.com"]}
 
-    egress = order.workload_of(a_pod(), a_claim_object(egress=policy), a_claim()).egress
+    egress = orders.workload_of(a_pod(), a_claim_object(egress=policy), a_claim()).egress
 
     assert egress.mode is EgressMode.ALLOWLIST
     assert egress.cidrs == ("10.0.0.0/8", "1.2.3.4/32")
@@ -92,14 +94,14 @@ def test_the_claims_egress_policy_is_not_lost_on_the_way() -> None:
 
 def test_a_block_holds_for_the_pools_time_and_the_jitter() -> None:
     spec = {"providers": [{"name": "fake"}], "failover": {"blocklistTTL": "10m"}}
-    pool = order.pool_of({"metadata": {"name": "gpu"}, "spec": spec}, "gpu")
+    pool = orders.pool_of({"metadata": {"name": "gpu"}, "spec": spec}, "gpu")
 
-    assert order.policy_of(pool, a_pod(), jitter_s=7.5).block_ttl_s == 607.5
+    assert orders.policy_of(pool, a_pod(), jitter_s=7.5).block_ttl_s == 607.5
 
 
 def test_a_pool_that_is_not_there_is_named() -> None:
-    with pytest.raises(order.Unusable, match="gpu"):
-        order.pool_of(None, "gpu")
+    with pytest.raises(orders.Unusable, match="gpu"):
+        orders.pool_of(None, "gpu")
 
 
 @pytest.mark.parametrize(
