@@ -49,6 +49,7 @@ from providers.base import (
     Workload,
     usd_per_hour,
 )
+from providers.capabilities import Restarts
 from providers.fake import wire
 from providers.fake.client import FakeClient, NoAnswer, NotSent, Reply
 
@@ -130,7 +131,9 @@ class FakeProvider:
         client = FakeClient(url, token=token, timeout_s=config.call_timeout_s or _CALL_TIMEOUT_S)
         try:
             reply = await _read(client, "/v1/about")
-            return cls(config, client=client, about=_parsed(wire.About, reply))
+            about = _parsed(wire.About, reply)
+            kind = RestartingFakeProvider if about.restarts else cls
+            return kind(config, client=client, about=about)
         except BaseException:
             await client.close()
             raise
@@ -150,7 +153,7 @@ class FakeProvider:
         """It runs anything, but cannot keep a workload from the network."""
         if workload.egress.mode is not EgressMode.OPEN:
             return f"egress {workload.egress.mode} cannot be enforced here: use Open, or another provider"
-        for name in ("FAKE_EXIT_AFTER_S", "FAKE_EXIT_CODE"):
+        for name in ("FAKE_EXIT_AFTER_S", "FAKE_EXIT_CODE", "FAKE_STOP_AFTER_S", "FAKE_STOP_CODE"):
             value = workload.env.get(name, "")
             if value and not value.replace(".", "", 1).isdecimal():
                 return f"env {name} must be a number"
@@ -352,8 +355,29 @@ class FakeProvider:
         )
 
 
+class RestartingFakeProvider(FakeProvider):
+    """One that starts a workload again on its machine: a capability is there or is not, so it is a class."""
+
+    async def restart(self, ref: Ref) -> bool:
+        path = f"/v1/machines/{ref.resource_id}/restart"
+        query = {"region": ref.region} if ref.region else None
+        try:
+            reply = await self._client.call("POST", path, query=query)
+        except NotSent as error:
+            raise Unavailable(str(error)) from error
+        except NoAnswer as error:
+            raise OutcomeUnknown(str(error)) from error
+        if reply.status == 404 and reply.code == "no_such_machine":
+            return False
+        if reply.status >= 500:
+            raise OutcomeUnknown(f"restart answered {reply.status} {reply.code}".rstrip())
+        _usable(reply)
+        return True
+
+
 _factory: ProviderFactory = FakeProvider
 _provider: type[Provider] = FakeProvider
+_restarts: type[Restarts] = RestartingFakeProvider
 
 
 def _checked(config: ProviderConfig) -> tuple[str, str | None]:

@@ -8,11 +8,13 @@ POST     /v1/machines                      201 created, 200 the same token again
 GET      /v1/machines?region=&cursor=      ``account_id``, ``total``, ``items``, ``next``
 GET      /v1/machines/{id}?region=         404 with code ``no_such_machine``
 POST     /v1/machines/{id}/stop            202; ``grace_s``
+POST     /v1/machines/{id}/restart         202; the workload once more, on the same machine
 DELETE   /v1/machines/{id}?region=         202
 =======  ================================  =====================================================
 
 Errors are ``{"error": {"code", "message", "host"?}}``. The container is not run: it "ends" by the scenario,
-or as its environment says, ``FAKE_EXIT_AFTER_S`` seconds after it runs with code ``FAKE_EXIT_CODE``.
+or as its environment says, ``FAKE_EXIT_AFTER_S`` seconds after it runs with code ``FAKE_EXIT_CODE``, and once
+it is asked to stop, ``FAKE_STOP_AFTER_S`` seconds later with code ``FAKE_STOP_CODE``.
 """
 
 import base64
@@ -76,6 +78,7 @@ def routes(engine: Engine) -> list[BaseRoute]:
         front.route("GET", "/v1/machines", "list", api.list),
         front.route("GET", "/v1/machines/{id}", "get", api.get),
         front.route("POST", "/v1/machines/{id}/stop", "stop", api.stop),
+        front.route("POST", "/v1/machines/{id}/restart", "restart", api.restart),
         front.route("DELETE", "/v1/machines/{id}", "terminate", api.terminate),
     ]
 
@@ -118,6 +121,7 @@ class _Api:
                 "list_every_s": facts.list_every_s,
                 "calls_per_s": facts.calls_per_s,
                 "completion": facts.completion,
+                "restarts": facts.restarts,
                 "boot_s": life.queue_s + life.boot_s,
                 "max_lifetime_s": life.max_s,
                 "ended_listed_s": None if life.exited_s is None else life.exited_s + facts.history_s,
@@ -197,6 +201,11 @@ class _Api:
             raise Refused(Refusal.NO_SUCH_MACHINE, "there is no such machine")
         return Answer(status=202, body={})
 
+    def restart(self, asked: Asked) -> Answer:
+        if not self._engine.restart(asked.path["id"], now=asked.now, region=self._region(asked)):
+            raise Refused(Refusal.NO_SUCH_MACHINE, "there is no such machine")
+        return Answer(status=202, body={})
+
     def terminate(self, asked: Asked) -> Answer:
         if not self._engine.terminate(asked.path["id"], now=asked.now, region=self._region(asked)):
             raise Refused(Refusal.NO_SUCH_MACHINE, "there is no such machine")
@@ -238,7 +247,7 @@ class _Api:
             "shape": machine.shape,
             "state": "running" if completion == "never" and state == "exited" else state,
             "created_at": as_text(machine.created_at),
-            "started_at": as_text(machine.since("running")),
+            "started_at": as_text(machine.last("running")),
             "address": address if state == "running" else None,
             "host": machine.host,
             "meters": _meters(machine.rates[-1][1]) if state in self._engine.scenario.billing.states else [],
@@ -274,7 +283,9 @@ def _order(asked: Asked) -> Order:
             ceiling_usd_per_hour=None if ceiling is None else Decimal(ceiling),
             avoid_hosts=frozenset(body.get("avoid_hosts") or ()),
             exit_after_s=_number(env, "FAKE_EXIT_AFTER_S"),
-            exit_code=None if (code := _number(env, "FAKE_EXIT_CODE")) is None else int(code),
+            exit_code=_whole(env, "FAKE_EXIT_CODE"),
+            stop_after_s=_number(env, "FAKE_STOP_AFTER_S"),
+            stop_code=_whole(env, "FAKE_STOP_CODE"),
             digest=hashlib.sha256(asked.body).hexdigest(),
         )
     except (KeyError, ValueError, TypeError, InvalidOperation) as error:
@@ -283,6 +294,10 @@ def _order(asked: Asked) -> Order:
 
 def _number(env: dict[str, str], name: str) -> float | None:
     return None if env.get(name) in (None, "") else float(env[name])
+
+
+def _whole(env: dict[str, str], name: str) -> int | None:
+    return None if (number := _number(env, name)) is None else int(number)
 
 
 def _meters(meters: list[tuple[str, str, str | None]]) -> list[dict[str, str | None]]:

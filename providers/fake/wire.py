@@ -19,6 +19,7 @@ class About(BaseModel):
     list_every_s: float
     calls_per_s: float
     completion: Completion
+    restarts: bool
     boot_s: float
     max_lifetime_s: float | None
     ended_listed_s: float | None

@@ -185,6 +185,8 @@ class _Control:
             "end_reason": machine.end_reason,
             "exit_code": machine.exit_code,
             "terminates": machine.terminates,
+            "restarts": machine.restarts,
+            "stops": machine.stops,
             "history": [{"state": state, "at": as_text(at)} for state, at in machine.history],
             "billed_s": str(billed_s(machine, billing=billing, now=now)),
             "bill_usd": None if bill is None else str(bill),

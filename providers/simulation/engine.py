@@ -163,12 +163,51 @@ class Engine:
         return True
 
     def stop(self, machine_id: str, *, now: int, grace_s: float, region: str | None = None) -> bool:
-        """Ask the workload to end: code 143 after the grace. False: there is no such machine."""
+        """Ask the workload to end: when it is ready to, or by force at the end of the grace.
+
+        A repeat can only shorten the grace. False: there is no such machine.
+        """
         machine = self.get(machine_id, now=now, region=region)
         if machine is None:
             return False
-        if machine.state in ("queued", "booting", "running") and "stop" not in machine.due:
-            self._schedule(machine, "stop", now + micros(grace_s))
+        machine.stops += 1
+        if machine.state in ("queued", "booting", "running"):
+            takes_s = self.life.stop_s if machine.stop_after_s is None else machine.stop_after_s
+            if takes_s <= grace_s and machine.state == "running":
+                machine.due.setdefault("stop", now + micros(takes_s))
+                self._schedule(machine, "stop", machine.due["stop"])
+            kill = now + micros(grace_s)
+            self._schedule(machine, "kill", min(kill, machine.due.get("kill", kill)))
+        self._save(machine)
+        self.advance()
+        return True
+
+    def restart(self, machine_id: str, *, now: int, region: str | None = None) -> bool:
+        """Start the workload again on its machine. False: there is no such machine, or it is past that.
+
+        Raises:
+            Refused: this cloud cannot, or the machine does not run yet.
+        """
+        if not self.scenario.restarts:
+            raise Refused(Refusal.INVALID, "this cloud starts a workload once")
+        machine = self.get(machine_id, now=now, region=region)
+        by_itself = machine is not None and machine.exit_code is not None
+        if machine is None or machine.state not in ("booting", "queued", "running", "exited"):
+            return False
+        if machine.state == "exited" and not by_itself:
+            return False  # the machine is broken, or was taken back
+        if machine.state in ("running", "exited"):
+            machine.restarts += 1
+            machine.end_reason, machine.end_message, machine.ended_at, machine.exit_code = (
+                None,
+                "",
+                None,
+                None,
+            )
+            for event in ("exit", "stop", "kill", "reclaim", "go"):
+                machine.due.pop(event, None)
+            self._enter(machine, "booting", now)
+            self._schedule(machine, "run", now + micros(self.life.restart_s))
             self._save(machine)
             self.advance()
         return True
@@ -279,11 +318,14 @@ class Engine:
             case "exit":
                 self.exit(machine, now=at, code=machine.exit_code_planned)
             case "stop":
+                code = 143 if machine.stop_code is None else machine.stop_code
+                self.exit(machine, now=at, code=code, reason="terminated")
+            case "kill":
                 if machine.state == "queued":
                     self._end(machine, "terminated", at, message="stopped before it ran")
                     self._enter(machine, "gone", at)
                 else:
-                    self.exit(machine, now=at, code=143, reason="terminated")
+                    self.exit(machine, now=at, code=137, reason="terminated")
             case "reclaim":
                 self.preempt(machine, now=at)
             case "lifetime":
@@ -381,6 +423,8 @@ class Engine:
             digest=order.digest,
             exit_after_s=order.exit_after_s,
             exit_code_planned=self.life.exit_code if order.exit_code is None else order.exit_code,
+            stop_after_s=order.stop_after_s,
+            stop_code=order.stop_code,
             history=[("queued", now)],
         )
 

@@ -33,7 +33,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What a create asks for. ``exit_after_s`` and ``exit_code`` script the workload, None as the scenario.
+    """What a create asks for. ``exit_…`` and ``stop_…`` script the workload, None as the scenario.
 
     ``digest`` stands for the exact request: the same token with another one is refused.
     """
@@ -54,5 +54,7 @@ class Order:
     avoid_hosts: frozenset[str] = frozenset()
     exit_after_s: float | None = None
     exit_code: int | None = None
+    stop_after_s: float | None = None
+    stop_code: int | None = None
     account: str | None = None
     digest: str = ""

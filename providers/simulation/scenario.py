@@ -55,6 +55,11 @@ class Life(_Part):
     end_s: Seconds = Field(0.0, description="Terminate accepted until gone; capacity is held.")
     exit_after_s: Seconds | None = Field(None, description="Every workload ends so long after running.")
     exit_code: int = Field(0, ge=0, le=255, description="The code with which exit_after_s ends it.")
+    stop_s: Seconds = Field(
+        0.0,
+        description="A workload that is asked to stop ends so long after, with 143; at the grace with 137.",
+    )
+    restart_s: Seconds = Field(0.0, description="A restart asked for until the workload runs again.")
     max_s: Seconds | None = Field(None, gt=0, description="The longest life from creation, then it is gone.")
     exited_s: Seconds | None = Field(None, description="An exited machine goes by itself after so long.")
     reclaim_after_s: Seconds | None = Field(
@@ -133,6 +138,7 @@ class Scenario(_Part):
     completion: Literal["code", "ended", "never"] = Field(
         "code", description="What is told of a workload's end."
     )
+    restarts: bool = Field(True, description="Whether a workload can be started again on its machine.")
     settle_after_s: Seconds | None = Field(None, description="Told to clients. Default: list_create_s + 10.")
     list_every_s: Seconds = Field(0.05, description="Told to clients: the least time between lists.")
     calls_per_s: float = Field(500.0, gt=0, description="Told to clients: the call rate they may use.")

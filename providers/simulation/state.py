@@ -50,6 +50,8 @@ class Machine:
     digest: str = ""
     exit_after_s: float | None = None
     exit_code_planned: int = 0
+    stop_after_s: float | None = None
+    stop_code: int | None = None
     history: list[tuple[str, int]] = field(default_factory=list)
     rates: list[tuple[int, list[tuple[str, str, str | None]]]] = field(default_factory=list)
     due: dict[str, int] = field(default_factory=dict)
@@ -59,10 +61,16 @@ class Machine:
     exit_code: int | None = None
     phantom: bool = False
     terminates: int = 0
+    restarts: int = 0
+    stops: int = 0
 
     def since(self, state: str) -> int | None:
         """When it first was in that state; None if it never was."""
         return next((at for name, at in self.history if name == state), None)
+
+    def last(self, state: str) -> int | None:
+        """When it was last put into that state: a restart makes it run once more."""
+        return next((at for name, at in reversed(self.history) if name == state), None)
 
     @property
     def holds_capacity(self) -> bool:

@@ -17,7 +17,8 @@ class Row:
     """``scenario`` is the engine's; its offers include H100 with 8 and no accelerator, in every region.
 
     ``features``: ``idempotent`` (creates by token), ``queue`` (orders taken without capacity), ``code`` (exit
-    codes), ``total`` (a list that counts itself), ``pages``, ``price`` (ceilings), ``hosts``.
+    codes), ``total`` (a list that counts itself), ``pages``, ``price`` (ceilings), ``hosts``, ``restarts``,
+    ``grace`` (a stop that can be ignored until its grace is over).
     """
 
     name: str
@@ -36,14 +37,16 @@ ROWS = (
         factory=FakeProvider,
         scenario=SMALL | {"idempotent_for_s": 3600, "history_s": 3600},
         options=lambda cloud: {"url": cloud.url},
-        features=frozenset({"idempotent", "queue", "code", "total", "pages", "price", "hosts"}),
+        features=frozenset(
+            {"idempotent", "queue", "code", "total", "pages", "price", "hosts", "restarts", "grace"}
+        ),
     ),
     Row(
         name="fake-without-regions",
         factory=FakeProvider,
         scenario={key: value for key, value in SMALL.items() if key != "regions"},
         options=lambda cloud: {"url": cloud.url},
-        features=frozenset({"queue", "code", "total", "pages", "price", "hosts"}),
+        features=frozenset({"queue", "code", "total", "pages", "price", "hosts", "restarts", "grace"}),
     ),
 )
 

@@ -18,6 +18,7 @@ from providers.base import (
     Tier,
     Unavailable,
 )
+from providers.capabilities import Restarts
 from tests.providers.conftest import Pair, a_workload
 from tests.providers.rows import having
 
@@ -200,6 +201,72 @@ async def test_stop_ends_the_workload_and_leaves_the_machine_to_terminate(pair: 
     assert machine.state is MachineState.EXITED
     assert machine.end is not None
     assert (machine.end.reason, machine.end.exit_code) == (EndReason.TERMINATED, 143)
+
+
+@pytest.mark.parametrize("row", having("grace"), ids=str)
+async def test_a_workload_that_will_not_stop_is_killed_at_the_end_of_its_grace(new_pair: NewPair):
+    pair = await new_pair(life={"boot_s": 0, "stop_s": 3600})
+    accepted = await pair.rented()
+
+    await pair.provider.stop(accepted.ref, grace_s=3000)
+    assert (await _got(pair, accepted.ref)).state is MachineState.RUNNING
+    await pair.provider.stop(accepted.ref, grace_s=0)
+
+    machine = await _got(pair, accepted.ref)
+    assert machine.end is not None
+    assert machine.end.exit_code == 137
+
+
+@pytest.mark.parametrize("row", having("restarts"), ids=str)
+async def test_a_restart_runs_the_workload_again_on_the_same_machine_at_the_same_price(pair: Pair):
+    restarting = _restarting(pair)
+    accepted = await pair.rented()
+    before = await _got(pair, accepted.ref)
+    await pair.cloud.exit(accepted.ref.resource_id, code=3)
+
+    assert await restarting.restart(accepted.ref)
+
+    machine = await _got(pair, accepted.ref)
+    assert (machine.state, machine.end, machine.meters) == (MachineState.RUNNING, None, before.meters)
+    assert machine.started_at is not None
+    assert before.started_at is not None
+    assert machine.started_at > before.started_at
+
+
+@pytest.mark.parametrize("row", having("restarts"), ids=str)
+async def test_a_running_workload_can_be_restarted_too(pair: Pair):
+    restarting = _restarting(pair)
+    accepted = await pair.rented()
+
+    assert await restarting.restart(accepted.ref)
+
+    (truth,) = [one for one in await pair.cloud.machines() if one["id"] == accepted.ref.resource_id]
+    assert (truth["state"], truth["restarts"]) == ("running", 1)
+
+
+@pytest.mark.parametrize("row", having("restarts"), ids=str)
+async def test_a_machine_that_is_gone_or_was_taken_back_is_not_restarted(new_pair: NewPair):
+    pair = await new_pair(history_s=0)
+    restarting = _restarting(pair)
+    gone = await pair.rented()
+    taken = await pair.rented(pair.attempt(tier=Tier.SPOT))
+    await pair.provider.terminate(gone.ref)
+    await pair.cloud.preempt(taken.ref.resource_id)
+
+    assert not await restarting.restart(gone.ref)
+    assert not await restarting.restart(taken.ref)
+
+
+@pytest.mark.parametrize("row", having("restarts"), ids=str)
+async def test_a_cloud_without_restarts_does_not_offer_them(new_pair: NewPair):
+    pair = await new_pair(restarts=False)
+
+    assert not isinstance(pair.provider, Restarts)
+
+
+def _restarting(pair: Pair) -> Restarts:
+    assert isinstance(pair.provider, Restarts)
+    return pair.provider
 
 
 async def test_stop_of_a_machine_that_is_gone_is_a_success(new_pair: NewPair):
