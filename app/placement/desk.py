@@ -2,21 +2,27 @@
 
 A look that returned is on record, made with every block that was written before it was asked for. While the
 store cannot be had, or is not this leader's yet, or waits for a person, looks fail and nothing is placed.
+
+The same transaction carries what is taken from pools' limits and what is given back. It holds the row of the
+installation, so only one is open at a time, whoever leads: each sees all that was promised before it, and a
+limit holds however many Pods come at once.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Generic, Protocol, TypeVar
 
 import structlog
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from app.store import blocks, decisions, installation
+from app.placement.promises import Promises
+from app.store import blocks, decisions, installation, reservations
 from app.store.blocks import Block
 from app.store.decisions import Decision
 from app.store.engine import StoreUnavailable, begin, connect, database_now
+from app.store.reservations import Key, Reservation
 
 log = structlog.get_logger()
 
@@ -38,38 +44,87 @@ class MayNotPlace(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What a look is made with: the live blocks, and the database's time."""
+    """What a look is made with: the live blocks, what pools hold, and the database's time."""
 
     blocks: Sequence[Block]
     now: datetime
+    promises: Promises = field(default_factory=Promises)
 
 
 Judge = Callable[[Seen], tuple[T, Decision | None]]
-"""Makes the decision, and the row to record. It must not wait: it runs inside the transaction."""
+"""Makes the decision, and the row to record; it may promise something (`Seen.promises`).
+
+It must not wait: it runs inside the transaction.
+"""
 
 
 @dataclass(slots=True)
 class _Look(Generic[T]):
     judge: Judge[T]
     answer: "asyncio.Future[T]"
+    pool: str | None
+
+
+@dataclass(slots=True)
+class _Changes:
+    """What happened to claims: noted first, written by the next transaction, in this order."""
+
+    keep: set[Key] | None = None  # everything else is given back
+    ended: set[Key] = field(default_factory=set)
+    found: dict[Key, Reservation] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return self.keep is not None or bool(self.ended or self.found)
+
+    def again(self, failed: "_Changes") -> None:
+        """Put back what could not be written, under what has been noted since."""
+        self.keep = failed.keep if self.keep is None else self.keep
+        self.found = {key: row for key, row in failed.found.items() if key not in self.ended} | self.found
+        self.ended |= failed.ended
+
+    async def write(self, conn: AsyncConnection) -> None:
+        if self.keep is not None:
+            await reservations.keep_only(conn, self.keep)
+        await reservations.release(conn, self.ended)
+        await reservations.put(conn, self.found.values())
 
 
 class Desk:
-    """Collects with `look`, works in `run`."""
+    """Collects with `look` and the notes on claims, works in `run`."""
 
     def __init__(self, engine: AsyncEngine, *, term: Term) -> None:
         self._engine, self._term = engine, term
         self._waiting: list[_Look[Any]] = []
+        self._changes = _Changes()
         self._filled = asyncio.Event()
 
-    async def look(self, judge: Judge[T]) -> T:
+    def claims_are(self, rows: Iterable[Reservation]) -> None:
+        """These are all claims that there are: nothing stays taken for any other."""
+        found = {row.key: row for row in rows}
+        self._changes = _Changes(keep=set(found), found=found)
+        self._filled.set()
+
+    def claim_found(self, row: Reservation) -> None:
+        """A claim has come to light that takes this, whatever was written of it before."""
+        self._changes.found[row.key] = row
+        self._filled.set()
+
+    def claim_ended(self, key: Key) -> None:
+        """A claim is gone, or will not be made: what it took is given back before the next look."""
+        self._changes.found.pop(key, None)
+        self._changes.ended.add(key)
+        self._filled.set()
+
+    async def look(self, judge: Judge[T], *, pool: str | None = None) -> T:
         """What ``judge`` decides, once its row is committed. `run` must be running.
+
+        ``pool``: whose usage it needs to see.
 
         Raises:
             MayNotPlace: there is no store, or it is not ours to place from. What ``judge`` raises.
         """
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Look(judge, answer))
+        self._waiting.append(_Look(judge, answer, pool))
         self._filled.set()
         return await answer
 
@@ -98,10 +153,17 @@ class Desk:
 
     async def _serve(self, batch: list[_Look[Any]]) -> None:
         answers: list[tuple[_Look[Any], Any]] = []
+        pools = {look.pool for look in batch if look.pool is not None}
+        changes, self._changes = self._changes, _Changes()
         try:
             async with begin(self._engine) as conn:
-                self._check(await installation.get(conn))
-                seen = Seen(blocks=await blocks.live(conn), now=await database_now(conn))
+                self._check(await installation.get(conn, lock=bool(pools or changes)))
+                await changes.write(conn)
+                seen = Seen(
+                    blocks=await blocks.live(conn),
+                    now=await database_now(conn),
+                    promises=Promises(await reservations.sums(conn, pools) if pools else ()),
+                )
                 rows = []
                 for look in batch:
                     if look.answer.done():
@@ -114,13 +176,17 @@ class Desk:
                     answers.append((look, answer))
                     if row is not None:
                         rows.append(row)
+                await reservations.put(conn, seen.promises.rows)
                 await decisions.record(conn, rows)
         except StoreUnavailable as error:
             log.warning("placement waits for the database", error=str(error))
+            self._changes.again(changes)
             self._refuse(batch, MayNotPlace("the database cannot be used"))
         except MayNotPlace as error:
+            self._changes.again(changes)
             self._refuse(batch, error)
         except Exception as error:
+            self._changes.again(changes)
             self._refuse(batch, error)
         else:
             for look, answer in answers:

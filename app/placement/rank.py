@@ -25,11 +25,26 @@ _NOT_TOLD = "its end could not be seen there"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What a pool holds now, claims that the watch has not shown yet included."""
+    """What a pool holds now, claims that the watch has not shown yet included.
+
+    ``usd_per_hour`` sums the machines whose price is known; ``unpriced`` counts the others.
+    """
 
     machines: Mapping[AccountKey, int] = field(default_factory=dict)
     gpus: int = 0
     usd_per_hour: Decimal = Decimal(0)
+    unpriced: int = 0
+
+    def plus(
+        self, key: AccountKey, *, machines: int, gpus: int, usd_per_hour: Decimal | None, unpriced: int
+    ) -> "Usage":
+        """This and some more machines of one account."""
+        return Usage(
+            machines={**self.machines, key: self.machines.get(key, 0) + machines},
+            gpus=self.gpus + gpus,
+            usd_per_hour=self.usd_per_hour + (usd_per_hour or 0),
+            unpriced=self.unpriced + unpriced,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

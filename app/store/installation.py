@@ -48,9 +48,14 @@ async def get_or_create(conn: AsyncConnection, *, new_id: str) -> Installation:
     return found
 
 
-async def get(conn: AsyncConnection) -> Installation | None:
-    """The installation, None in a database that has never had one."""
-    row = (await conn.execute(select(_table))).mappings().one_or_none()
+async def get(conn: AsyncConnection, *, lock: bool = False) -> Installation | None:
+    """The installation, None in a database that has never had one.
+
+    With ``lock`` the row is held until the transaction ends: no other leader's epoch begins meanwhile, and of
+    those who lock it one goes after the other.
+    """
+    query = select(_table).with_for_update(key_share=True) if lock else select(_table)
+    row = (await conn.execute(query)).mappings().one_or_none()
     if row is None:
         return None
     return Installation(id=row["id"], epoch=row["epoch"], hold=_hold(row), created_at=row["created_at"])

@@ -152,6 +152,7 @@ class Rental(Base):
         CheckConstraint("(state = 'ended') = (ended_at is not null)", name="ended_has_time"),
         CheckConstraint("state <> 'live' or resource_id is not null", name="live_has_machine"),
         UniqueConstraint("provider", "account", "resource_id"),
+        Index(None, "pod_uid"),
         Index("rental_not_ended_idx", "state", postgresql_where=text("state <> 'ended'")),
         {"comment": "One row a claim: may a machine be rented, and which one was. Written by provisioning/."},
     )
@@ -342,6 +343,29 @@ class Block(Base):
     expires_at: Mapped[datetime] = mapped_column(comment="only ever moved later, but for a person's clear")
 
 
+class OwnerBackoff(Base):
+    """An owner whose Pods end by themselves, again and again: the next is not rented for before ``until``."""
+
+    __tablename__ = "owner_backoff"
+    __table_args__ = (
+        CheckConstraint("failures > 0", name="failures"),
+        Index(None, "until"),
+        {
+            "comment": "Crash loops on machines that cannot restart a workload. A row an owner's UID."
+            " Written by provisioning/."
+        },
+    )
+
+    owner_uid: Mapped[str] = mapped_column(primary_key=True)
+    failures: Mapped[int] = mapped_column(
+        Integer, comment="in a row, Pods that ran side by side counted once"
+    )
+    claim_uid: Mapped[str] = mapped_column(comment="of the machine whose end was counted last")
+    message: Mapped[str] = mapped_column(comment="how the last one ended")
+    failed_at: Mapped[datetime] = mapped_column(comment="when the last failure that counted was noted")
+    until: Mapped[datetime] = mapped_column(comment="no machine is rented for the owner's Pods before")
+
+
 class InstanceSeen(Base):
     """Every machine that a cloud has shown in an account of ours; changed only when the machine is."""
 
@@ -436,3 +460,34 @@ class PlacementDecision(Base):
     )
     decided_at: Mapped[datetime] = mapped_column(server_default=NOW)
     last_decided_at: Mapped[datetime] = mapped_column(server_default=NOW)
+
+
+class Reservation(Base):
+    """What one claim takes from its pool's limits, promised before the claim exists."""
+
+    __tablename__ = "reservation"
+    __table_args__ = (
+        CheckConstraint("gpus >= 0", name="gpus"),
+        CheckConstraint("usd_per_hour is null or usd_per_hour >= 0", name="price"),
+        Index(None, "pool"),
+        {
+            "comment": "What claims take from their pools' limits: written before the claim, gone with its"
+            " end. Written by placement/."
+        },
+    )
+
+    pod_uid: Mapped[str] = mapped_column(primary_key=True)
+    claim_name: Mapped[str] = mapped_column(primary_key=True)
+    pool: Mapped[str]
+    provider: Mapped[str]
+    account: Mapped[str]
+    gpus: Mapped[int] = mapped_column(Integer)
+    usd_per_hour: Mapped[Decimal | None] = mapped_column(
+        comment="at most, for the whole machine, until it is rented at a known price; null is unpriced"
+    )
+    claim_uid: Mapped[str | None] = mapped_column(
+        comment="of a claim that was found rather than made; else the row is older than its claim"
+    )
+    created_at: Mapped[datetime] = mapped_column(
+        server_default=NOW, comment="a rental that ended before then was an earlier claim's"
+    )

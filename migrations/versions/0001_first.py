@@ -220,6 +220,27 @@ def upgrade() -> None:
         unique=False,
     )
     op.create_table(
+        "owner_backoff",
+        sa.Column("owner_uid", sa.Text(), nullable=False),
+        sa.Column(
+            "failures",
+            sa.Integer(),
+            nullable=False,
+            comment="in a row, Pods that ran side by side counted once",
+        ),
+        sa.Column(
+            "claim_uid", sa.Text(), nullable=False, comment="of the machine whose end was counted last"
+        ),
+        sa.Column("message", sa.Text(), nullable=False, comment="how the last one ended"),
+        sa.Column("failed_at", TIME, nullable=False, comment="when the last failure that counted was noted"),
+        sa.Column("until", TIME, nullable=False, comment="no machine is rented for the owner's Pods before"),
+        sa.CheckConstraint("failures > 0", name=op.f("owner_backoff_failures_check")),
+        sa.PrimaryKeyConstraint("owner_uid", name=op.f("owner_backoff_pkey")),
+        comment="Crash loops on machines that cannot restart a workload. A row an owner's UID. "
+        "Written by provisioning/.",
+    )
+    op.create_index(op.f("owner_backoff_until_idx"), "owner_backoff", ["until"], unique=False)
+    op.create_table(
         "placement_decision",
         sa.Column("id", sa.BigInteger(), nullable=False),
         sa.Column("pod_namespace", sa.Text(), nullable=False),
@@ -303,6 +324,41 @@ def upgrade() -> None:
         unique=False,
         postgresql_where=sa.text("state <> 'ended'"),
     )
+    op.create_index(op.f("rental_pod_uid_idx"), "rental", ["pod_uid"], unique=False)
+    op.create_table(
+        "reservation",
+        sa.Column("pod_uid", sa.Text(), nullable=False),
+        sa.Column("claim_name", sa.Text(), nullable=False),
+        sa.Column("pool", sa.Text(), nullable=False),
+        sa.Column("provider", sa.Text(), nullable=False),
+        sa.Column("account", sa.Text(), nullable=False),
+        sa.Column("gpus", sa.Integer(), nullable=False),
+        sa.Column(
+            "usd_per_hour",
+            sa.Numeric(),
+            nullable=True,
+            comment="at most, for the whole machine, until it is rented at a known price; null is unpriced",
+        ),
+        sa.Column(
+            "claim_uid",
+            sa.Text(),
+            nullable=True,
+            comment="of a claim that was found rather than made; else the row is older than its claim",
+        ),
+        sa.Column(
+            "created_at",
+            TIME,
+            server_default=sa.text("now()"),
+            nullable=False,
+            comment="a rental that ended before then was an earlier claim's",
+        ),
+        sa.CheckConstraint("gpus >= 0", name=op.f("reservation_gpus_check")),
+        sa.CheckConstraint("usd_per_hour is null or usd_per_hour >= 0", name=op.f("reservation_price_check")),
+        sa.PrimaryKeyConstraint("pod_uid", "claim_name", name=op.f("reservation_pkey")),
+        comment="What claims take from their pools' limits: written before the claim, gone with its end."
+        " Written by placement/.",
+    )
+    op.create_index(op.f("reservation_pool_idx"), "reservation", ["pool"], unique=False)
     op.create_table(
         "run",
         sa.Column("id", sa.BigInteger(), nullable=False),
@@ -481,8 +537,10 @@ def downgrade() -> None:
     op.drop_table("provision_attempt")
     op.drop_table("schema_revision")
     op.drop_table("run")
+    op.drop_table("reservation")
     op.drop_table("rental")
     op.drop_table("placement_decision")
+    op.drop_table("owner_backoff")
     op.drop_table("list_round")
     op.drop_table("instance_seen")
     op.drop_table("installation")
