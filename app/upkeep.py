@@ -11,7 +11,7 @@ import structlog
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from app.store import blocks, decisions, rounds
+from app.store import backoffs, blocks, decisions, rounds
 from app.store.engine import StoreUnavailable, begin
 
 log = structlog.get_logger()
@@ -46,11 +46,12 @@ class Upkeep:
             clock.shutdown(wait=False)
 
     async def prune(self) -> dict[str, int]:
-        """Forget old blocks, decisions and rounds; how many of each. A store that is away is left alone."""
+        """Forget what is old, and tell how many of each. A store that is away is left alone."""
         try:
             async with begin(self._engine) as conn:
                 gone = {
                     "blocks": await blocks.prune(conn, older_than_s=self._keep_s),
+                    "backoffs": await backoffs.prune(conn, older_than_s=self._keep_s),
                     "decisions": await decisions.prune(conn, older_than_s=self._keep_s),
                     "rounds": await rounds.prune(conn, older_than_s=self._keep_s),
                 }

@@ -22,7 +22,7 @@ async def test_only_what_is_old_is_pruned(database_url: str):
 
         gone = await Upkeep(engine).prune()
 
-        assert gone == {"blocks": 1, "decisions": 0, "rounds": 0}
+        assert gone == {"backoffs": 0, "blocks": 1, "decisions": 0, "rounds": 0}
         async with engine.connect() as conn:
             assert (await conn.execute(text("select region from block"))).scalars().all() == ["1 hour"]
     finally:
