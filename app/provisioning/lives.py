@@ -43,6 +43,7 @@ class Life:
             ref=self.ref,
             machine=self.machine,
             reserved=self.reserved,
+            answered=self.quoted is not None,
             gone=self.gone,
             identity=self.identity,
             usd_per_hour=price,

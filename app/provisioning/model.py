@@ -180,13 +180,15 @@ Outcome = Rented | Refused | Waiting | Over
 class Releasing:
     """Not proven gone yet: call again in ``after_s``.
 
-    ``accepted``: every machine that is known has an accepted terminate, so its Pod may go.
+    ``accepted``: every machine that is known has an accepted terminate, so its Pod may go. ``unknown_s``: how
+    long the oldest attempt has been sent, or may have been, without anybody knowing what came of it, else 0.
     """
 
     accepted: bool
     why: Why
     message: str
     after_s: float
+    unknown_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,6 +204,8 @@ class View:
     """What is known of a claim's machine at this moment, without asking anybody.
 
     ``state`` None: no row is known. ``machine``: as last shown, None if never. ``gone``: proven gone.
+    ``answered``: this process itself heard the cloud take the order, so ``reserved`` holds even before any
+    list shows the machine; of a machine from before our start it is only known once one does.
     ``refusal``: what the cloud, or we before asking, answered to the last attempt; None: it was not refused.
     """
 
@@ -209,6 +213,7 @@ class View:
     ref: Ref | None = None
     machine: Machine | None = None
     reserved: bool = True
+    answered: bool = False
     gone: bool = False
     identity: str | None = None
     usd_per_hour: Decimal | None = None

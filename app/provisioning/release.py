@@ -100,12 +100,16 @@ class Releaser:
                 rows = await core.load(claim)
         targets = self._targets(life, rows, known) | await self._hinted(life, account, rows)
         accepted = await self._terminate(life, account, rows, targets)
+        unknown_s = max((attempt.age_s for attempt in rows.unsettled()), default=0.0)
         if not accepted:
-            return self._again(life, False, Why.TERMINATING, "the cloud has not taken every request yet")
+            why = "the cloud has not taken every request yet"
+            return self._again(life, False, Why.TERMINATING, why, unknown_s=unknown_s)
         if not self._absent(life, account, rows, live):
-            return self._again(life, True, Why.TERMINATING, "waiting for two complete lists without it")
+            why = "waiting for two complete lists without it"
+            return self._again(life, True, Why.TERMINATING, why, unknown_s=unknown_s)
         if not await self._confirmed(life, account, targets):
-            return self._again(life, True, Why.TERMINATING, "a get by id still shows it, or gave no answer")
+            why = "a get by id still shows it, or gave no answer"
+            return self._again(life, True, Why.TERMINATING, why, unknown_s=unknown_s)
         return await self._ended(life, list(targets.values()), epoch)
 
     def _targets(self, life: Life, rows: Rows, known: list[Known]) -> dict[ResourceId, Ref]:
@@ -255,6 +259,9 @@ class Releaser:
                 return self._again(life, True, why, "nothing was ever sent for this claim")
         return release
 
-    def _again(self, life: Life, accepted: bool, why: Why, message: str) -> Releasing:
+    def _again(
+        self, life: Life, accepted: bool, why: Why, message: str, *, unknown_s: float = 0.0
+    ) -> Releasing:
         life.waiting = True
-        return Releasing(accepted=accepted, why=why, message=message, after_s=self._core.backoff(life))
+        after_s = self._core.backoff(life)
+        return Releasing(accepted=accepted, why=why, message=message, after_s=after_s, unknown_s=unknown_s)
