@@ -30,6 +30,7 @@ from app.kube.events import Recorder
 from app.kube.lease import Election, Term, TermOver, boot_clock
 from app.mirror.mirror import Mirror
 from app.placement.controller import Placement
+from app.placement.market import Adapters
 from app.provisioning.service import Provisioning
 from app.settings import Settings
 from app.store.engine import StoreUnavailable, begin, engine_of
@@ -220,6 +221,7 @@ class Replica:
         claims = Cache(kube.room("cache"), paths.nodeclaims())
         bindings = Cache(kube.room("cache"), paths.cloudpodbindings())
         nodes = Cache(kube.room("cache"), paths.nodes(), label_selector=_OUR_NODES)
+        namespaces = Cache(kube.room("cache"), paths.namespaces())
         events = Recorder(kube.room("events"))
         accounts = Accounts(settings, installation)
         offerings = Offerings()
@@ -240,12 +242,14 @@ class Replica:
             pools=pools,
             claims=claims,
             nodes=nodes,
+            namespaces=namespaces,
             engine=engine,
             offerings=offerings,
             settings=settings,
             installation=installation,
             term=leadership,
             events=events,
+            market=Adapters(accounts),
         )
         claim_keeper = Claims(
             kube=kube,
@@ -286,7 +290,7 @@ class Replica:
 
             accounts.on_open(offer)
             duties.create_task(self._settle_epoch(term, leadership, engine), name="epoch")
-            for cache in (pods, pools, claims, bindings, nodes):
+            for cache in (pods, pools, claims, bindings, nodes, namespaces):
                 duties.create_task(cache.run(), name=f"watch {cache.path}")
             duties.create_task(events.run(), name="events")
             duties.create_task(accounts.run(), name="accounts")

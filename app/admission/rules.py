@@ -28,6 +28,7 @@ from app.api.keys import (
     VAST_VERIFIED_ANNOTATION,
 )
 from app.api.not_built import annotation_refusals
+from app.workload.prices import max_price_of
 
 Obj = Mapping[str, Any]
 Operation = dict[str, Any]
@@ -153,6 +154,10 @@ def unmendable(pod: Obj) -> list[str]:
     except workload.BadRequest as error:
         found.append(str(error))
     annotations = pod["metadata"].get("annotations") or {}
+    try:
+        max_price_of(annotations)
+    except workload.BadRequest as error:
+        found.append(str(error))
     found += annotation_refusals(annotations)
     found += [
         f"annotation {key} is not supported by this version of Nebula: {why}; remove it"

@@ -3,6 +3,7 @@
 The schema is complete; what this version does not act on yet is refused at admission (`app.api.not_built`).
 """
 
+from collections.abc import Mapping
 from datetime import timedelta
 from decimal import Decimal
 from enum import StrEnum
@@ -125,6 +126,12 @@ class Egress(Model):
 class Limits(Model):
     """What all machines of the pool together may be. Reserved before a machine is asked for."""
 
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule("has(self.gpus) || has(self.usdPerHour)", "limits needs gpus or usdPerHour")
+        )
+    )
+
     gpus: int | None = Field(
         default=None, ge=1, json_schema_extra={"format": "int64"}, description="GPUs at one time."
     )
@@ -161,6 +168,15 @@ class Budget(Model):
 class SelectorRequirement(Model):
     """One condition on a label."""
 
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule(
+                "self.operator in ['In', 'NotIn'] == (has(self.values) && size(self.values) > 0)",
+                "values must be given for operators In and NotIn, and for no other",
+            )
+        )
+    )
+
     key: str = Field(max_length=317, description="The label's key.")
     operator: Literal["In", "NotIn", "Exists", "DoesNotExist"] = Field(
         description="How its value is compared."
@@ -172,6 +188,19 @@ class SelectorRequirement(Model):
         description="The values to compare with; none for Exists and DoesNotExist.",
     )
 
+    def holds(self, labels: Mapping[str, str]) -> bool:
+        """Whether an object with these labels meets it; a label that is not there is in no set."""
+        value = labels.get(self.key)
+        match self.operator:
+            case "In":
+                return value is not None and value in self.values
+            case "NotIn":
+                return value is None or value not in self.values
+            case "Exists":
+                return value is not None
+            case "DoesNotExist":
+                return value is None
+
 
 class LabelSelector(Model):
     """A label selector as everywhere in Kubernetes: all of it must hold, and an empty one selects all."""
@@ -182,6 +211,12 @@ class LabelSelector(Model):
     match_expressions: tuple[SelectorRequirement, ...] = Field(
         default=(), max_length=64, json_schema_extra=ordered(), description="Conditions that must all hold."
     )
+
+    def selects(self, labels: Mapping[str, str]) -> bool:
+        """Whether an object with these labels is meant."""
+        return all(labels.get(key) == value for key, value in self.match_labels.items()) and all(
+            requirement.holds(labels) for requirement in self.match_expressions
+        )
 
 
 class NodePoolSpec(Model):
@@ -236,6 +271,12 @@ class NodePoolSpec(Model):
         default=None, description="Namespaces whose Pods may use the pool, by their labels. Absent: all."
     )
 
+    def ceiling_usd_per_hour(self, capacity_type: CapacityType) -> Decimal | None:
+        """Dollars an hour that one machine may cost: for Spot the Spot ceiling, else the general one."""
+        if capacity_type is CapacityType.SPOT and self.spot_max_price is not None:
+            return self.spot_max_price
+        return self.max_price
+
 
 class NodePoolStatus(Model):
     """What the pool looks like now. Written by Nebula."""
@@ -270,5 +311,5 @@ class NodePool(Resource):
 
     @property
     def spot_ceiling_usd_per_hour(self) -> Decimal | None:
-        """Dollars an hour that one Spot machine may cost: the Spot ceiling, else the general one."""
-        return self.spec.spot_max_price if self.spec.spot_max_price is not None else self.spec.max_price
+        """Dollars an hour that one Spot machine may cost."""
+        return self.spec.ceiling_usd_per_hour(CapacityType.SPOT)

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from pydantic.config import JsonDict
 
-from app.api.keys import MAX_PRICE_ANNOTATION, REGIONS_ANNOTATION
+from app.api.keys import REGIONS_ANNOTATION
 from app.api.model import rule
 
 EACH: Final = "*"  # in a path: every entry of the list
@@ -50,15 +50,7 @@ class NotBuilt:
 
 
 NOT_BUILT: Final = (
-    NotBuilt(
-        path=("strategy",), accepted=("Ordered",), why="machines would be rented in another order than asked"
-    ),
-    NotBuilt(path=("maxPrice",), why="an ignored ceiling would spend money"),
-    NotBuilt(path=("spotMaxPrice",), why="an ignored ceiling would spend money"),
-    NotBuilt(path=("limits",), why="an ignored limit would spend money"),
     NotBuilt(path=("budget",), why="an ignored budget would spend money"),
-    NotBuilt(path=("namespaceSelector",), why="an ignored selector would let every namespace spend"),
-    NotBuilt(path=("providers", EACH, "weight"), why="an ignored weight would rent from the wrong provider"),
     NotBuilt(
         path=("providers", EACH, "account"), accepted=("default",), why="another account would be charged"
     ),
@@ -73,7 +65,6 @@ NOT_BUILT: Final = (
 """The rows of NodePool, each a field from ``spec`` down."""
 
 POD_ANNOTATIONS_NOT_BUILT: Final[Mapping[str, str]] = {
-    MAX_PRICE_ANNOTATION: "an ignored ceiling would spend money",
     REGIONS_ANNOTATION: "an ignored restriction would rent in another region",
 }
 """Annotations of a Pod that admission refuses until their room exists, with the reason."""

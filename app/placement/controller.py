@@ -5,8 +5,11 @@ safe: whoever comes next finds the claim by the Pod's UID and goes on from it, n
 The patch carries the Pod's UID and resourceVersion, so of two that place one Pod only one lifts the gate.
 
 Nothing is placed without the store, without leadership, or while a person must confirm something. The caches
-may be trimmed, but not of a Pod's metadata, node constraints, gates, containers' resources, restart policy,
-deadline, owner references and conditions.
+may be trimmed, but not of a Pod's metadata, node constraints, gates, containers, restart policy, deadline,
+owner references and conditions.
+
+What a claim takes from its pool's limits is written with the decision, before the claim, and given back when
+the claim is gone; a decision that led to no claim is given back before the Pod is looked at again.
 """
 
 import asyncio
@@ -23,7 +26,7 @@ from app.api import keys
 from app.api.nodeclaim import NodeClaim
 from app.api.nodepool import NodePool
 from app.api.not_built import refusals
-from app.api.reasons import DeferralReason
+from app.api.reasons import DeferralReason, SkipReason
 from app.kube import paths
 from app.kube.cache import Cache, key_of
 from app.kube.client import Kube, Obj
@@ -32,25 +35,29 @@ from app.kube.queue import Again, WorkQueue, run_workers
 from app.placement import explain, metrics, objects
 from app.placement.constraints import NodeView, node_view
 from app.placement.desk import Desk, MayNotPlace, Seen, Term
+from app.placement.market import LISTED, Market
 from app.placement.objects import (
     age,
     created,
     extras,
+    labels_of,
     leaving,
     owners,
+    phase_of,
     placed_condition,
     pod_of,
     same_but_status,
     uid_of,
     why_unbound,
 )
-from app.placement.rank import History, Place, Skip, Usage, chosen, rank
+from app.placement.rank import Place, Skip, chosen, rank
 from app.placement.request import InvalidRequest, PlacementRequest, controller_of, pool_name, request_of
 from app.placement.telling import Events, Teller
 from app.placement.waiting import Key, Wait, Waiting, offset_s
 from app.settings import Settings
 from app.store.decisions import Decision
 from app.store.engine import StoreUnavailable
+from app.store.reservations import Reservation
 from catalog.offerings import AccountKey, Offerings
 
 log = structlog.get_logger()
@@ -77,18 +84,21 @@ class Placement:
         pools: Cache,
         claims: Cache,
         nodes: Cache,
+        namespaces: Cache,
         engine: AsyncEngine,
         offerings: Offerings,
         settings: Settings,
         installation: str,
         term: Term,
         events: Events,
+        market: Market = LISTED,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``pods`` holds the opted-in Pods, ``nodes`` at least our virtual nodes. ``clock`` is monotonic."""
         self._kube = kube.room("placement")
         self._pods, self._pools, self._claims, self._nodes = pods, pools, claims, nodes
+        self._namespaces, self._market = namespaces, market
         self._offerings, self._settings, self._installation = offerings, settings, installation
         self._term, self._events = term, events
         self._now, self._clock = now, clock
@@ -97,6 +107,7 @@ class Placement:
         self._queue: WorkQueue[Key] | None = None
         self._waiting = Waiting()
         self._made: dict[Key, Obj] = {}  # claims that the watch has not shown yet
+        self._promised: dict[Key, Reservation] = {}  # for claims that the watch has not shown yet
         self._lifted: dict[Key, str] = {}  # UIDs of Pods whose lifted gate the watch has not shown yet
         self._held: dict[Key, str] = {}  # UIDs of Pods that met a time when nothing may be placed
         self._unbound: dict[Key, tuple[str, float]] = {}  # Pod UID, and since when
@@ -107,18 +118,20 @@ class Placement:
         pools.on_change(self._pool_changed)
         claims.on_change(self._claim_changed)
         nodes.on_change(self._node_changed)
+        namespaces.on_change(self._namespace_changed)
         offerings.on_change(lambda _: self._wake(self._waiting.for_a_place()))
 
     async def run(self) -> None:
         """Place Pods until cancelled. Begins when all caches are synced, with a look at every Pod."""
         settings = self._settings
-        for cache in (self._pods, self._pools, self._claims, self._nodes):
+        for cache in (self._pods, self._pools, self._claims, self._nodes, self._namespaces):
             await cache.synced()
         self._queue = WorkQueue(base_delay_s=settings.backoff_base_s, max_delay_s=settings.backoff_max_s)
         self._waiting = Waiting()
         self._teller.clear()
-        for memory in (self._made, self._lifted, self._held, self._unbound):
+        for memory in (self._made, self._promised, self._lifted, self._held, self._unbound):
             memory.clear()
+        self._desk.claims_are(objects.reservation_of(claim) for claim in self._claims)
         try:
             for pod in self._pods:
                 self._pod_changed(None, pod)
@@ -159,11 +172,34 @@ class Placement:
         if claim is None:
             return
         key = pod_of(claim)
+        self._keep_books(key, old, new)
         if (made := self._made.get(key)) and uid_of(made) == uid_of(claim):
             del self._made[key]
         began_leaving = new is not None and leaving(new) and not (old and leaving(old))
         if old is None or new is None or began_leaving:
             self._wake([key])
+
+    def _keep_books(self, key: Key, old: Obj | None, new: Obj | None) -> None:
+        """What claims take from limits follows the claims that there are; who waits for a limit is woken."""
+        if self._queue is None:
+            return
+        same = old is not None and new is not None and uid_of(old) == uid_of(new)
+        if old is not None and not same:
+            self._desk.claim_ended(objects.reservation_of(old).key)
+        if new is not None and not same:
+            found = objects.reservation_of(new)
+            promised = self._promised.get(key)
+            if promised is not None and promised.key == found.key:
+                del self._promised[key]
+            if promised is None or not objects.is_promised(found, promised):
+                self._desk.claim_found(found)
+        if old is not None and not (same and new is not None and phase_of(old) == phase_of(new)):
+            self._wake(self._waiting.on_limit(old["spec"].get("poolRef")))
+
+    def _namespace_changed(self, old: Obj | None, new: Obj | None) -> None:
+        namespace = new or old
+        if namespace is not None and (old is None or new is None or labels_of(old) != labels_of(new)):
+            self._wake(self._waiting.on_namespace(namespace["metadata"]["name"]))
 
     def _node_changed(self, old: Obj | None, new: Obj | None) -> None:
         before, after = (node_view(node) if node else None for node in (old, new))
@@ -190,6 +226,7 @@ class Placement:
         if pod is None or objects.is_over(pod):
             if pod is None:
                 await self._teller.opted_out(key)
+                self._take_back(key)
             self._forget(key)
             return None
         if not self._term.valid():
@@ -241,8 +278,9 @@ class Placement:
             return await self._defer(key, pod, DeferralReason.NO_POOL, f"NodePool {name} does not exist")
         if leaving(stored):
             return await self._defer(key, pod, DeferralReason.NO_POOL, f"NodePool {name} is being deleted")
+        namespace = self._namespaces.get("", key[0])
         try:
-            request = request_of(pod)
+            request = request_of(pod, namespace_labels=labels_of(namespace) if namespace else None)
         except InvalidRequest as error:
             return await self._defer(key, pod, DeferralReason.INVALID_REQUEST, str(error), pool=name)
         if refused := refusals(stored):
@@ -254,9 +292,17 @@ class Placement:
             fields = ", ".join(".".join(map(str, item["loc"])) for item in error.errors(include_input=False))
             why = f"NodePool {name} cannot be used: {fields}"
             return await self._defer(key, pod, DeferralReason.NO_CANDIDATE, why, pool=name)
+        if unusable := explain.unusable(pool.spec):
+            why = f"NodePool {name} can serve no Pod: {unusable}"
+            return await self._defer(key, pod, DeferralReason.NO_CANDIDATE, why, pool=name)
+        if namespace is None and pool.spec.namespace_selector is not None:
+            return Again(self._settings.backoff_base_s)  # it exists, and the watch is about to show it
         return await self._choose(key, pod, request, pool)
 
     async def _choose(self, key: Key, pod: Obj, request: PlacementRequest, pool: NodePool) -> Again | None:
+        self._take_back(key)
+        name, pool_name = self._claim_name(request), pool.metadata.name
+
         def judge(seen: Seen) -> tuple[tuple[list[Place], datetime], Decision]:
             places = rank(
                 request,
@@ -264,26 +310,30 @@ class Placement:
                 offerings=self._offerings.view,
                 nodes=self._node_views(pool),
                 blocks=seen.blocks,
-                usage=Usage(),
-                history=History(),
+                usage=seen.promises.usage(pool_name),
+                history=seen.history,
                 now=seen.now,
+                market=self._market,
             )
-            return (places, seen.now), explain.decision_of(request, pool.metadata.name, places)
+            if (first := chosen(places)) is not None:
+                promise = objects.promised(request, first, pool=pool_name, name=name)
+                self._promised[key] = promise
+                seen.promises.reserve(promise)
+            return (places, seen.now), explain.decision_of(request, pool_name, places)
 
         try:
-            places, database_now = await self._desk.look(judge)
+            places, database_now = await self._desk.look(judge, pool=pool_name)
         except MayNotPlace as error:
             return await self._hold(key, pod, str(error))
         self._held.pop(key, None)
         metrics.skipped(places)
         candidate = chosen(places)
         if candidate is None:
-            return await self._defer_places(key, pod, pool.metadata.name, places, database_now=database_now)
+            return await self._defer_places(key, pod, pool_name, places, database_now=database_now)
         if self._claims.by_index(_BY_POD, "/".join(key)):
             return Again(0.0)  # a claim has come to light since we looked: begin anew with it
-        log.info("candidate chosen", candidate=str(candidate), pool=pool.metadata.name)
+        log.info("candidate chosen", candidate=str(candidate), pool=pool_name)
 
-        name = self._claim_name(request)
         wanted = objects.claim_of(request, candidate, pool=pool, name=name, installation=self._installation)
         if not self._term.valid():
             return Again(self._settings.stale_retry_s)
@@ -381,7 +431,8 @@ class Placement:
         reason = explain.deferral_of(places)
         skips = [place for place in places if isinstance(place, Skip)]
         blocks = {row: skip.until for skip in skips if skip.until is not None for row in skip.blocks}
-        await self._tell(key, pod, reason, explain.sentence(places), pool=pool, blocks=blocks)
+        met = frozenset(skip.reason for skip in skips)
+        await self._tell(key, pod, reason, explain.sentence(places), pool=pool, blocks=blocks, met=met)
         end = explain.soonest_expiry(places)
         if end is None:
             return None
@@ -411,9 +462,10 @@ class Placement:
         *,
         pool: str | None,
         blocks: dict[int, datetime] | None = None,
+        met: frozenset[SkipReason] = frozenset(),
     ) -> None:
         metrics.deferred(reason, pool=pool)
-        self._waiting.put(key, Wait(reason=reason, blocks=blocks or {}))
+        self._waiting.put(key, Wait(reason=reason, blocks=blocks or {}, pool=pool, met=met))
         await self._teller.say(key, pod, placed=False, reason=_CONDITION_REASONS[reason], message=why)
 
     async def _hold(self, key: Key, pod: Obj, why: str) -> Again:
@@ -470,6 +522,16 @@ class Placement:
             self._made.pop(key, None)
             return []
         return [living]
+
+    def _take_back(self, key: Key) -> None:
+        """Give back what was promised for a claim that was not made, as far as we know.
+
+        If it was, the watch shows it, and then it counts.
+        """
+        promised = self._promised.pop(key, None)
+        if promised is not None and key not in self._made:
+            self._desk.claim_ended(promised.key)
+            self._wake(self._waiting.on_limit(promised.pool))
 
     def _remember(self, key: Key, claim: Obj) -> None:
         if self._claims.by_uid(uid_of(claim)) is None:

@@ -18,6 +18,7 @@ import structlog
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from app.placement.promises import Promises
+from app.placement.rank import History
 from app.store import blocks, decisions, installation, reservations
 from app.store.blocks import Block
 from app.store.decisions import Decision
@@ -49,6 +50,7 @@ class Seen:
     blocks: Sequence[Block]
     now: datetime
     promises: Promises = field(default_factory=Promises)
+    history: History = field(default_factory=History)
 
 
 Judge = Callable[[Seen], tuple[T, Decision | None]]

@@ -6,6 +6,7 @@ The text depends on the ranking alone, so an unchanged situation gives an unchan
 from collections.abc import Sequence
 from datetime import datetime
 
+from app.api.nodepool import NodePoolSpec, Strategy
 from app.api.reasons import DeferralReason, SkipReason
 from app.placement.rank import Place, Skip, chosen
 from app.placement.request import PlacementRequest
@@ -13,6 +14,8 @@ from app.store.decisions import Decision
 
 PLACED = "placed"  # the outcome of a decision that is no deferral
 EXAMPLES = 3  # places named for each reason; the decision row has them all
+
+NEVER = "the NodePool can never serve this Pod as both are now: change one of them"
 
 _WORDS = {
     SkipReason.PROVIDER_UNREGISTERED: "not configured",
@@ -44,13 +47,29 @@ def soonest_expiry(places: Sequence[Place]) -> datetime | None:
     )
 
 
+def unusable(pool: NodePoolSpec) -> str | None:
+    """Why nothing can be placed from this pool, whatever is asked and offered; None if something can.
+
+    The API server refuses such a pool; this is for one that was stored before it did.
+    """
+    if pool.strategy is Strategy.WEIGHTED and any(entry.weight is None for entry in pool.providers):
+        return "strategy Weighted requires a weight on every provider"
+    return None
+
+
+def hopeless(places: Sequence[Place]) -> bool:
+    """Whether no place can ever serve the request: only another pool, Pod or catalogue could mend that."""
+    return bool(places) and all(isinstance(place, Skip) and place.for_good for place in places)
+
+
 def sentence(places: Sequence[Place]) -> str:
     """``0 of 3 candidates: 2 blocked until 12:00:05 UTC (modal Spot: capacity; …), 1 not configured (…)``."""
     skips = [place for place in places if isinstance(place, Skip)]
     parts = []
     for reason in dict.fromkeys(skip.reason for skip in skips):
         parts.append(_part(reason, [skip for skip in skips if skip.reason is reason]))
-    return f"{len(places) - len(skips)} of {len(places)} candidates: {', '.join(parts)}"
+    text = f"{len(places) - len(skips)} of {len(places)} candidates: {', '.join(parts)}"
+    return f"{text}; {NEVER}" if hopeless(places) else text
 
 
 def decision_of(request: PlacementRequest, pool: str, places: list[Place]) -> Decision:
@@ -62,7 +81,7 @@ def decision_of(request: PlacementRequest, pool: str, places: list[Place]) -> De
             "account": place.account,
             "region": place.region,
             "tier": place.tier.value,
-            "price": None if isinstance(place, Skip) else place.usd_per_hour,
+            "price": place.usd_per_hour,
             "skip": place.reason.value if isinstance(place, Skip) else None,
             "detail": place.detail if isinstance(place, Skip) else "",
         }

@@ -5,6 +5,7 @@ where the one before it stopped, whatever has changed in pool, prices or blocks 
 """
 
 from datetime import datetime
+from decimal import Decimal
 from typing import Any
 
 from app.api import keys
@@ -16,6 +17,7 @@ from app.api.reasons import PLACED_CONDITION
 from app.inventory.identity import Identity
 from app.placement.rank import Candidate
 from app.placement.request import PlacementRequest
+from app.store.reservations import Reservation
 from providers.base import Accelerator, ClaimUid, Tier
 
 Obj = dict[str, Any]
@@ -33,7 +35,7 @@ def claim_of(
         region=candidate.region or None,
         capacity_type=CapacityType(candidate.tier.value),
         accelerator=str(candidate.accelerator) if candidate.accelerator else None,
-        max_price=pool.spot_ceiling_usd_per_hour if candidate.tier is Tier.SPOT else pool.spec.max_price,
+        max_price=candidate.max_usd_per_hour,
         provider_options=request.options_for(candidate.provider),
         egress=pool.spec.egress,
     )
@@ -64,7 +66,49 @@ def candidate_on(claim: NodeClaim) -> Candidate:
         region=spec.region or "",
         tier=Tier((spec.capacity_type or CapacityType.ON_DEMAND).value),
         accelerator=Accelerator(type=kind, count=int(count)) if kind else None,
+        max_usd_per_hour=spec.max_price,
     )
+
+
+def reservation_of(claim: Obj) -> Reservation:
+    """What a claim takes from its pool's limits, by what is frozen on it."""
+    spec = claim["spec"]
+    count = str(spec.get("accelerator") or "").rpartition(":")[2]
+    return Reservation(
+        pod_uid=spec["podRef"]["uid"],
+        claim_name=claim["metadata"]["name"],
+        pool=spec.get("poolRef") or "",
+        provider=spec["provider"],
+        account=spec.get("account") or keys.DEFAULT_ACCOUNT,
+        gpus=int(count) if count.isascii() and count.isdecimal() else 0,
+        usd_per_hour=Decimal(spec["maxPrice"]) if spec.get("maxPrice") else None,
+        claim_uid=claim["metadata"]["uid"],
+    )
+
+
+def promised(request: PlacementRequest, candidate: Candidate, *, pool: str, name: str) -> Reservation:
+    """What a claim of this name, to be made for the candidate, will take."""
+    return Reservation(
+        pod_uid=request.uid,
+        claim_name=name,
+        pool=pool,
+        provider=candidate.provider,
+        account=candidate.account,
+        gpus=candidate.accelerator.count if candidate.accelerator else 0,
+        usd_per_hour=candidate.ceiling_usd_per_hour,
+    )
+
+
+def is_promised(found: Reservation, promised: Reservation) -> bool:
+    """Whether a claim takes what was promised for it, so that nothing has to be written again."""
+    same_place = (found.key, found.pool, found.provider, found.account, found.gpus) == (
+        promised.key,
+        promised.pool,
+        promised.provider,
+        promised.account,
+        promised.gpus,
+    )
+    return same_place and found.usd_per_hour in (None, promised.usd_per_hour)
 
 
 def binding_of(claim: NodeClaim, *, installation: str) -> Obj:
@@ -230,3 +274,13 @@ def uid_of(obj: Obj) -> str:
 def leaving(obj: Obj) -> bool:
     """Whether the object is being deleted."""
     return bool(obj["metadata"].get("deletionTimestamp"))
+
+
+def phase_of(claim: Obj) -> str | None:
+    """The claim's phase, None until it has one."""
+    return (claim.get("status") or {}).get("phase")
+
+
+def labels_of(obj: Obj) -> dict[str, str]:
+    """The object's labels."""
+    return obj["metadata"].get("labels") or {}

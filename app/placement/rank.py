@@ -4,16 +4,23 @@ The order is the order of trying. The purchase tier is the outermost axis, alway
 second tier before every provider and region was passed over in the first. Inside a tier the pool's strategy
 orders providers and their regions. Every place looked at is in the answer, as a `Candidate` or as a `Skip`
 with one reason of a closed set, so that what was decided can be explained later from the answer alone.
+
+A price is of the whole machine, disk included. One that is not known is never taken for nothing: it ranks
+after every known one, and is passed over where a ceiling or a limit in dollars holds.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from decimal import Decimal
+from decimal import ROUND_CEILING, Decimal
+from fractions import Fraction
 
+from app.api.keys import MAX_PRICE_ANNOTATION
+from app.api.model import CapacityType
 from app.api.nodepool import EgressMode, NodePoolSpec, ProviderEntry, Strategy
 from app.api.reasons import SkipReason
 from app.placement.constraints import NodeView
+from app.placement.market import LISTED, Market
 from app.placement.request import PlacementRequest
 from app.store.blocks import Block
 from catalog.offerings import AccountKey, AccountOffers, OfferingView, in_region
@@ -21,6 +28,8 @@ from catalog.regions import region_tokens, words_of
 from providers.base import Accelerator, Completion, Offering, Tier
 
 _NOT_TOLD = "its end could not be seen there"
+_NO_CODE = "a Job needs the exit code, which is not told there"
+_MONEY_STEP = Decimal(1).scaleb(-9)  # as fine as the API's money is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +69,8 @@ class Candidate:
 
     They are empty only for a request without accelerator at a provider that lists no such shapes.
     ``usd_per_hour`` is the primary's price for the whole machine; None when unknown, which is not free.
+    ``max_usd_per_hour`` is what the machine may cost at most, None when nothing limits it. ``refusals``: how
+    many orders there, whatever for, were refused since the last that was not.
     """
 
     provider: str
@@ -68,10 +79,14 @@ class Candidate:
     tier: Tier
     accelerator: Accelerator | None
     offerings: tuple[Offering, ...] = ()
+    usd_per_hour: Decimal | None = None
+    max_usd_per_hour: Decimal | None = None
+    refusals: int = 0
 
     @property
-    def usd_per_hour(self) -> Decimal | None:
-        return self.offerings[0].usd_per_hour if self.offerings else None
+    def ceiling_usd_per_hour(self) -> Decimal | None:
+        """What to count the machine with until it is rented: the ceiling, else the price."""
+        return self.usd_per_hour if self.max_usd_per_hour is None else self.max_usd_per_hour
 
     def __str__(self) -> str:
         return _place(self.provider, self.account, self.tier, self.region)
@@ -82,7 +97,7 @@ class Skip:
     """A place that cannot be tried now. ``region`` None: the whole provider, whatever the region.
 
     ``detail`` says in words what ``reason`` does not. Of a blocked place, ``until`` is when the last of its
-    ``blocks`` (row ids) lapses.
+    ``blocks`` (row ids) lapses. ``for_good``: only another pool, Pod or catalogue could mend it.
     """
 
     provider: str
@@ -93,12 +108,15 @@ class Skip:
     detail: str = ""
     until: datetime | None = None
     blocks: tuple[int, ...] = ()
+    usd_per_hour: Decimal | None = None
+    for_good: bool = False
 
     def __str__(self) -> str:
         return _place(self.provider, self.account, self.tier, self.region or "")
 
 
 Place = Candidate | Skip
+_Refusal = tuple[SkipReason, str, bool]
 
 
 def rank(
@@ -111,20 +129,24 @@ def rank(
     usage: Usage,
     history: History,
     now: datetime,
+    market: Market = LISTED,
 ) -> list[Place]:
     """Every place that the pool allows, in the order of trying; the first `Candidate` is the choice.
 
     ``offerings`` holds the accounts that are open, ``nodes`` the virtual nodes that exist. Blocks that have
-    lapsed at ``now`` are ignored.
-
-    Raises:
-        ValueError: the pool's strategy is not built; admission refuses such a pool.
+    lapsed at ``now`` are ignored. ``market`` says what a machine costs; it must be pure.
     """
-    if pool.strategy is not Strategy.ORDERED:
-        raise ValueError(f"strategy {pool.strategy} is not supported by this version")
-    del usage, history  # strategies and limits that look at them come with their issue
     live = [block for block in blocks if block.expires_at > now]
-    walk = _Walk(request=request, pool=pool, offerings=offerings, nodes=nodes, blocks=live)
+    walk = _Walk(
+        request=request,
+        pool=pool,
+        offerings=offerings,
+        nodes=nodes,
+        blocks=live,
+        usage=usage,
+        history=history,
+        market=market,
+    )
     return [place for tier in pool.capacity_types for place in walk.tier(Tier(tier.value))]
 
 
@@ -140,50 +162,89 @@ class _Walk:
     offerings: OfferingView
     nodes: Mapping[AccountKey, NodeView]
     blocks: Sequence[Block]
+    usage: Usage
+    history: History
+    market: Market
 
-    def tier(self, tier: Tier) -> Iterator[Place]:
-        for entry in self.pool.providers:
-            key = (entry.name, entry.account)
-            offers = self.offerings.get(key)
-            if offers is None:
-                yield self._skip(key, tier, SkipReason.PROVIDER_UNREGISTERED, "no such account is open")
-            elif refusal := self._refusal(offers, tier):
-                yield self._skip(key, tier, *refusal)
-            else:
-                yield from self._regions(entry, offers, tier)
+    def tier(self, tier: Tier) -> list[Place]:
+        places = [place for entry in self._entries() for place in self._provider(entry, tier)]
+        if self.pool.strategy is Strategy.LOWEST_PRICE:
+            places.sort(key=_dearness)  # stable: ties stay as listed
+        return places
 
-    def _refusal(self, offers: AccountOffers, tier: Tier) -> tuple[SkipReason, str] | None:
-        """Why the whole provider is out in this tier."""
+    def _entries(self) -> Sequence[ProviderEntry]:
+        if self.pool.strategy is not Strategy.WEIGHTED:
+            return self.pool.providers
+        return sorted(self.pool.providers, key=self._share)
+
+    def _share(self, entry: ProviderEntry) -> Fraction:
+        """How far the provider would be above its weight with one machine more."""
+        held = self.usage.machines.get((entry.name, entry.account), 0)
+        return Fraction(held + 1, entry.weight or 1)
+
+    def _provider(self, entry: ProviderEntry, tier: Tier) -> Iterator[Place]:
+        key = (entry.name, entry.account)
+        offers = self.offerings.get(key)
+        if offers is None:
+            yield self._skip(key, tier, SkipReason.PROVIDER_UNREGISTERED, "no such account is open")
+        elif (refusal := self._refusal(offers, tier)) is not None:
+            reason, why, for_good = refusal
+            yield self._skip(key, tier, reason, why, for_good=for_good)
+        else:
+            yield from self._regions(entry, offers, tier)
+
+    def _refusal(self, offers: AccountOffers, tier: Tier) -> _Refusal | None:
+        """Why the whole provider is out in this tier, and whether for good."""
         traits, request = offers.traits, self.request
+        selector = self.pool.namespace_selector
+        if selector is not None and not selector.selects(request.namespace_labels):
+            why = f"the pool's namespaceSelector does not select namespace {request.namespace}"
+            return SkipReason.NAMESPACE_NOT_ALLOWED, why, False
         if tier not in traits.tiers:
-            return SkipReason.CAPACITY_TYPE_UNSUPPORTED, f"it sells no {tier} machines"
+            return SkipReason.CAPACITY_TYPE_UNSUPPORTED, f"it sells no {tier} machines", True
         egress = self.pool.egress
         if egress is not None and egress.mode is not EgressMode.OPEN and not traits.enforces_egress:
-            return SkipReason.EGRESS_POLICY_UNSUPPORTED, f"it cannot enforce egress {egress.mode}"
+            return SkipReason.EGRESS_POLICY_UNSUPPORTED, f"it cannot enforce egress {egress.mode}", True
         if request.restart_policy != "Always" and traits.completion is Completion.NEVER:
-            return SkipReason.COMPLETION, _NOT_TOLD
+            return SkipReason.COMPLETION, _NOT_TOLD, True
+        if request.needs_exit_code and traits.completion is not Completion.CODE:
+            return SkipReason.COMPLETION, _NO_CODE, True
         deadline_s, longest_s = request.active_deadline_s, traits.max_lifetime_s
         if deadline_s is not None and longest_s is not None and deadline_s > longest_s:
-            return SkipReason.LIFETIME, f"its machines live {longest_s:g} s, the Pod may need {deadline_s} s"
+            why = f"its machines live {longest_s:g} s, the Pod may need {deadline_s} s"
+            return SkipReason.LIFETIME, why, True
         if misfit := self._shape_refusal(offers, tier):
             return misfit
+        if misfits := self.market.refuses(request, offers.key):
+            return SkipReason.REQUEST_UNSUPPORTED, misfits, True
         if unfit := request.node.against(self.nodes.get(offers.key)):
-            return SkipReason.NODE_UNAVAILABLE, unfit
-        return None
+            return SkipReason.NODE_UNAVAILABLE, unfit, False
+        return self._gpus_over()
 
-    def _shape_refusal(self, offers: AccountOffers, tier: Tier) -> tuple[SkipReason, str] | None:
+    def _shape_refusal(self, offers: AccountOffers, tier: Tier) -> _Refusal | None:
         wanted = self.request.accelerator
         if wanted is None:
             if offers.traits.needs_accelerator:
-                return SkipReason.REQUEST_UNSUPPORTED, "it rents no machines without accelerator"
+                return SkipReason.REQUEST_UNSUPPORTED, "it rents no machines without accelerator", True
             return None
         rows = offers.find(wanted)
         if not rows:
-            why = f"it offers no {wanted}" if offers.offerings else "its offers are not known yet"
-            return SkipReason.ACCELERATOR_UNSUPPORTED, why
+            known = bool(offers.offerings)
+            why = f"it offers no {wanted}" if known else "its offers are not known yet"
+            return SkipReason.ACCELERATOR_UNSUPPORTED, why, known
         if all(row.tier is not tier for row in rows):
-            return SkipReason.CAPACITY_TYPE_UNSUPPORTED, f"it offers no {wanted} as {tier}"
+            return SkipReason.CAPACITY_TYPE_UNSUPPORTED, f"it offers no {wanted} as {tier}", True
         return None
+
+    def _gpus_over(self) -> _Refusal | None:
+        limit = self.pool.limits.gpus if self.pool.limits else None
+        wanted = self.request.accelerator.count if self.request.accelerator else 0
+        if limit is None or self.usage.gpus + wanted <= limit or not wanted:
+            return None
+        if wanted > limit:
+            return SkipReason.LIMIT, f"it asks for {wanted} GPUs, and limits.gpus is {limit} in all", True
+        why = f"{self.usage.gpus} GPUs of limits.gpus {limit} are taken, and it asks for {wanted}"
+        return SkipReason.LIMIT, why, False
 
     def _regions(self, entry: ProviderEntry, offers: AccountOffers, tier: Tier) -> Iterator[Place]:
         key = offers.key
@@ -192,7 +253,13 @@ class _Walk:
             here = in_region(rows, region)
             if not here and self.request.accelerator is not None:
                 why = f"it offers no {self.request.accelerator} as {tier} there"
-                yield self._skip(key, tier, SkipReason.ACCELERATOR_UNSUPPORTED, why, region=region)
+                reason = SkipReason.ACCELERATOR_UNSUPPORTED
+                yield self._skip(key, tier, reason, why, region=region, for_good=True)
+                continue
+            price = self.market.price(self.request, here[0]) if here else None
+            if (over := self._too_dear(tier, price) or self._dollars_over(price)) is not None:
+                reason, why, for_good = over
+                yield self._skip(key, tier, reason, why, region=region, price=price, for_good=for_good)
             elif hits := self._covering(entry, tier, region):
                 last = max(hits, key=lambda block: (block.expires_at, block.id))
                 yield Skip(
@@ -204,6 +271,7 @@ class _Walk:
                     detail=last.cause.kind,
                     until=last.expires_at,
                     blocks=tuple(sorted(block.id for block in hits)),
+                    usd_per_hour=price,
                 )
             else:
                 yield Candidate(
@@ -213,7 +281,60 @@ class _Walk:
                     tier=tier,
                     accelerator=self.request.accelerator,
                     offerings=here,
+                    usd_per_hour=price,
+                    max_usd_per_hour=self._frozen(tier, price),
+                    refusals=self.history.refusals.get((entry.name, entry.account, region, tier), 0),
                 )
+
+    def _ceiling(self, tier: Tier) -> tuple[Decimal, str] | None:
+        """What one machine may cost at most, and who says so; the smallest that applies."""
+        pool, asked = self.pool, self.request.max_usd_per_hour
+        kind = CapacityType(tier.value)
+        ceilings = []
+        if (allowed := pool.ceiling_usd_per_hour(kind)) is not None:
+            spot = kind is CapacityType.SPOT and pool.spot_max_price is not None
+            ceilings.append((allowed, "the pool's spotMaxPrice" if spot else "the pool's maxPrice"))
+        if asked is not None:
+            ceilings.append((asked, f"annotation {MAX_PRICE_ANNOTATION}"))
+        return min(ceilings, key=lambda ceiling: ceiling[0], default=None)
+
+    def _too_dear(self, tier: Tier, price: Decimal | None) -> _Refusal | None:
+        ceiling = self._ceiling(tier)
+        if ceiling is None or (price is not None and price <= ceiling[0]):
+            return None
+        amount, source = ceiling
+        shown = "its price is not known" if price is None else f"{usd(price)} an hour"
+        return SkipReason.PRICE, f"{shown}, at most {usd(amount)} by {source}", False
+
+    def _dollars_over(self, price: Decimal | None) -> _Refusal | None:
+        """Why the machine does not go into what is left of ``limits.usdPerHour``."""
+        limit = self.pool.limits.usd_per_hour if self.pool.limits else None
+        if limit is None:
+            return None
+        words = f"limits.usdPerHour {usd(limit)}"
+        if price is None:
+            return SkipReason.LIMIT, f"its price is not known, and {words} counts it", False
+        if self.usage.unpriced:
+            why = f"{self.usage.unpriced} machines of the pool have no known price, and {words} counts them"
+            return SkipReason.LIMIT, why, False
+        price = _in_steps(price)
+        if price > limit:
+            return SkipReason.LIMIT, f"{usd(price)} an hour, and {words} is less than one machine", False
+        if self.usage.usd_per_hour + price > limit:
+            why = f"{usd(self.usage.usd_per_hour)} of {words} are taken, and it costs {usd(price)} an hour"
+            return SkipReason.LIMIT, why, False
+        return None
+
+    def _frozen(self, tier: Tier, price: Decimal | None) -> Decimal | None:
+        """What the claim will say that the machine may cost at most.
+
+        A limit in dollars is only as good as the prices that it adds up: under one, nothing may become dearer
+        than it was when it was counted.
+        """
+        if price is not None and self.pool.limits and self.pool.limits.usd_per_hour is not None:
+            return _in_steps(price)
+        ceiling = self._ceiling(tier)
+        return ceiling[0] if ceiling else None
 
     def _covering(self, entry: ProviderEntry, tier: Tier, region: str) -> list[Block]:
         """The blocks on one place. One refused host of many is no block here: the provider avoids it."""
@@ -233,12 +354,44 @@ class _Walk:
 
     @staticmethod
     def _skip(
-        key: AccountKey, tier: Tier, reason: SkipReason, detail: str, *, region: str | None = None
+        key: AccountKey,
+        tier: Tier,
+        reason: SkipReason,
+        detail: str,
+        *,
+        region: str | None = None,
+        price: Decimal | None = None,
+        for_good: bool = False,
     ) -> Skip:
         provider, account = key
         return Skip(
-            provider=provider, account=account, region=region, tier=tier, reason=reason, detail=detail
+            provider=provider,
+            account=account,
+            region=region,
+            tier=tier,
+            reason=reason,
+            detail=detail,
+            usd_per_hour=price,
+            for_good=for_good,
         )
+
+
+def usd(amount: Decimal) -> str:
+    """Dollars as people read them, exact: ``$18.96``, ``$2``, ``$0.125``."""
+    text = f"{amount:f}"
+    whole, _, parts = text.partition(".")
+    parts = parts.rstrip("0")
+    return f"${whole}.{parts:0<2}" if parts else f"${whole}"
+
+
+def _dearness(place: Place) -> tuple[bool, Decimal]:
+    price = place.usd_per_hour
+    return price is None, price or Decimal(0)
+
+
+def _in_steps(price: Decimal) -> Decimal:
+    """The price as the API can hold it, never less and never nothing."""
+    return max(price.quantize(_MONEY_STEP, rounding=ROUND_CEILING), _MONEY_STEP)
 
 
 def _place(provider: str, account: str, tier: Tier, region: str) -> str:

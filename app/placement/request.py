@@ -6,22 +6,18 @@ again: it is frozen on the claim.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any
 
-from app.api.keys import (
-    AIBRIX_GROUP,
-    MAX_PRICE_ANNOTATION,
-    NODE_POOL_LABEL,
-)
+from app.api.keys import NODE_POOL_LABEL
 from app.api.not_built import annotation_refusals
 from app.placement.constraints import NodeConstraints, Obj, constraints_of
-from app.workload.accelerators import BadRequest, accelerator_of
-from providers.base import Accelerator, PodUid
+from app.workload import BadRequest, Unsupported, accelerator_of, build, max_price_of, options_of
+from app.workload.environment import Environment
+from providers.base import Accelerator, PodUid, Workload
 
 # What tells one revision of an owner's template from the next, where the owner itself lives on.
 _REVISION_LABELS = ("controller-revision-hash", "pod-template-hash")
-_OPTION_CHARS = 1024  # of a value in NodeClaim.spec.providerOptions
-_OPTIONS = 64
 
 
 class InvalidRequest(ValueError):
@@ -34,6 +30,9 @@ class PlacementRequest:
 
     ``template`` is the owner's revision that the request was made from: a provider that called the request
     itself invalid is not asked again with the same one. ``options`` are what the author asked of providers.
+    ``needs_exit_code``: a Job decides by it. ``max_usd_per_hour`` is the author's own ceiling for the whole
+    machine. ``namespace_labels`` are those that the cluster has for the namespace. ``workload`` is what would
+    run, None if it cannot be read (provisioning says why); it serves to ask for prices only.
     """
 
     namespace: str
@@ -45,6 +44,10 @@ class PlacementRequest:
     restart_policy: str = "Always"
     active_deadline_s: int | None = None
     options: Mapping[str, str] = field(default_factory=dict)
+    needs_exit_code: bool = False
+    max_usd_per_hour: Decimal | None = None
+    namespace_labels: Mapping[str, str] = field(default_factory=dict)
+    workload: Workload | None = field(default=None, repr=False, compare=False)
 
     def options_for(self, provider: str) -> dict[str, str]:
         """The options of ``<provider>-NAME`` annotations, by NAME."""
@@ -56,12 +59,12 @@ class PlacementRequest:
         }
 
 
-def request_of(pod: Obj) -> PlacementRequest:
+def request_of(pod: Obj, *, namespace_labels: Mapping[str, str] | None = None) -> PlacementRequest:
     """The request of a Pod as the API server has stored it.
 
     Raises:
-        InvalidRequest: a count that is none, a count without a type, an option too long for a claim, or an
-            annotation that this version would have to ignore.
+        InvalidRequest: a count that is none, a count without a type, a ceiling that is no price, an option
+            too long for a claim, or an annotation that this version would have to ignore.
     """
     metadata, spec = pod["metadata"], pod.get("spec") or {}
     annotations = metadata.get("annotations") or {}
@@ -69,6 +72,8 @@ def request_of(pod: Obj) -> PlacementRequest:
         raise InvalidRequest("; ".join(refused))
     try:
         accelerator = accelerator_of(pod)
+        max_usd_per_hour = max_price_of(annotations)
+        options = options_of(annotations)
     except BadRequest as error:
         raise InvalidRequest(str(error)) from error
     return PlacementRequest(
@@ -80,7 +85,11 @@ def request_of(pod: Obj) -> PlacementRequest:
         template=template_of(pod),
         restart_policy=spec.get("restartPolicy") or "Always",
         active_deadline_s=spec.get("activeDeadlineSeconds"),
-        options=_options(annotations),
+        options=options,
+        needs_exit_code=_is_jobs(pod),
+        max_usd_per_hour=max_usd_per_hour,
+        namespace_labels=dict(namespace_labels or {}),
+        workload=_workload(pod, accelerator),
     )
 
 
@@ -106,16 +115,15 @@ def template_of(pod: Obj) -> str:
     return f"{owner['uid']}/{revision}" if revision else str(owner["uid"])
 
 
-def _options(annotations: Mapping[str, str]) -> dict[str, str]:
-    prefix = f"{AIBRIX_GROUP}/"
-    options = {
-        key.removeprefix(prefix): value
-        for key, value in annotations.items()
-        if key.startswith(prefix) and key != MAX_PRICE_ANNOTATION
-    }
-    if len(options) > _OPTIONS:
-        raise InvalidRequest(f"{len(options)} annotations of {AIBRIX_GROUP}; at most {_OPTIONS} are taken")
-    for name, value in sorted(options.items()):
-        if len(value) > _OPTION_CHARS:
-            raise InvalidRequest(f"annotation {prefix}{name} is longer than {_OPTION_CHARS} characters")
-    return options
+def _is_jobs(pod: Obj) -> bool:
+    owner = controller_of(pod)
+    if owner is None or owner.get("kind") != "Job":
+        return False
+    return str(owner.get("apiVersion") or "").partition("/")[0] == "batch"
+
+
+def _workload(pod: Obj, accelerator: Accelerator | None) -> Workload | None:
+    try:
+        return build(pod, environment=Environment(), accelerator=accelerator, options={})
+    except Unsupported:
+        return None

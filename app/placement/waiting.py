@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from app.api.reasons import DeferralReason
+from app.api.reasons import DeferralReason, SkipReason
 
 Key = tuple[str, str]
 """A Pod's namespace and name."""
@@ -15,10 +15,15 @@ _PLACE_REASONS = frozenset({DeferralReason.ALL_BLOCKED, DeferralReason.NO_CANDID
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """Why one Pod waits. ``blocks``: row id to end, of every block that its last look met."""
+    """Why one Pod waits. ``blocks``: row id to end, of every block that its last look met.
+
+    ``met``: the reasons for which places of ``pool`` were passed over.
+    """
 
     reason: DeferralReason
     blocks: Mapping[int, datetime] = field(default_factory=dict)
+    pool: str | None = None
+    met: frozenset[SkipReason] = frozenset()
 
 
 class Waiting:
@@ -39,6 +44,20 @@ class Waiting:
     def for_a_place(self) -> list[Key]:
         """Pods that another node, offering or account could help."""
         return [key for key, wait in self._waits.items() if wait.reason in _PLACE_REASONS]
+
+    def on_limit(self, pool: str | None) -> list[Key]:
+        """Pods that a smaller usage of this pool could help."""
+        return [
+            key for key, wait in self._waits.items() if wait.pool == pool and SkipReason.LIMIT in wait.met
+        ]
+
+    def on_namespace(self, name: str) -> list[Key]:
+        """Pods of this namespace that other labels on it could help."""
+        return [
+            key
+            for key, wait in self._waits.items()
+            if key[0] == name and SkipReason.NAMESPACE_NOT_ALLOWED in wait.met
+        ]
 
     @property
     def on_blocks(self) -> bool:

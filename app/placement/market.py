@@ -1,0 +1,76 @@
+"""What clouds say of a request without being asked over the network: the price of a machine, or a refusal.
+
+Both come from the adapters' pure parts (`Provider.quote`, `Provider.validate`), which provisioning asks again
+right before it rents: a place that would be refused there for what the Pod is must not be chosen here, for
+its owner would make the same Pod again and again.
+"""
+
+from dataclasses import replace
+from decimal import Decimal
+from typing import Protocol
+
+import structlog
+
+from app.inventory.accounts import Accounts
+from app.placement.request import PlacementRequest
+from catalog.offerings import AccountKey
+from providers.base import Offering, Workload, usd_per_hour
+
+log = structlog.get_logger()
+
+
+class Market(Protocol):
+    """Pure as far as one ranking can tell: equal questions get equal answers."""
+
+    def price(self, request: PlacementRequest, offering: Offering) -> Decimal | None:
+        """Dollars an hour for the whole machine, disk included; None when not known."""
+        ...
+
+    def refuses(self, request: PlacementRequest, account: AccountKey) -> str | None:
+        """Why this account's cloud can never run the request; None if it can, or if nobody knows."""
+        ...
+
+
+class Listed:
+    """The prices of the offerings as listed, for want of an adapter."""
+
+    def price(self, request: PlacementRequest, offering: Offering) -> Decimal | None:
+        return offering.usd_per_hour
+
+    def refuses(self, request: PlacementRequest, account: AccountKey) -> str | None:
+        return None
+
+
+LISTED = Listed()
+
+
+class Adapters:
+    """The adapters of the accounts that are open."""
+
+    def __init__(self, accounts: Accounts) -> None:
+        self._accounts = accounts
+
+    def price(self, request: PlacementRequest, offering: Offering) -> Decimal | None:
+        account = self._accounts.get((offering.provider, offering.account))
+        if account is None or request.workload is None:
+            return offering.usd_per_hour
+        try:
+            return usd_per_hour(account.provider.quote(_workload(request, account.name), offering))
+        except Exception:  # an adapter's defect: the price is not known, and nobody else's Pod waits for it
+            log.exception("quote raised", provider=account.name)
+            return None
+
+    def refuses(self, request: PlacementRequest, account: AccountKey) -> str | None:
+        opened = self._accounts.get(account)
+        if opened is None or request.workload is None:
+            return None
+        try:
+            return opened.provider.validate(_workload(request, opened.name))
+        except Exception:  # provisioning asks again
+            log.exception("validate raised", provider=opened.name)
+            return None
+
+
+def _workload(request: PlacementRequest, provider: str) -> Workload:
+    assert request.workload is not None
+    return replace(request.workload, options=request.options_for(provider))
