@@ -9,6 +9,8 @@ limit holds however many Pods come at once.
 """
 
 import asyncio
+import math
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -19,15 +21,17 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from app.placement.promises import Promises
 from app.placement.rank import History
-from app.store import blocks, decisions, installation, reservations
+from app.store import blocks, decisions, installation, refusals, reservations
 from app.store.blocks import Block
 from app.store.decisions import Decision
 from app.store.engine import StoreUnavailable, begin, connect, database_now
 from app.store.reservations import Key, Reservation
+from providers.base import Tier
 
 log = structlog.get_logger()
 
 BATCH = 100
+HISTORY_EVERY_S = 1.0
 T = TypeVar("T")
 
 
@@ -98,6 +102,7 @@ class Desk:
         self._engine, self._term = engine, term
         self._waiting: list[_Look[Any]] = []
         self._changes = _Changes()
+        self._history, self._read_at = History(), -math.inf
         self._filled = asyncio.Event()
 
     def claims_are(self, rows: Iterable[Reservation]) -> None:
@@ -165,6 +170,7 @@ class Desk:
                     blocks=await blocks.live(conn),
                     now=await database_now(conn),
                     promises=Promises(await reservations.sums(conn, pools) if pools else ()),
+                    history=await self._lately(conn) if pools else History(),
                 )
                 rows = []
                 for look in batch:
@@ -194,6 +200,20 @@ class Desk:
             for look, answer in answers:
                 if not look.answer.done():
                     look.answer.set_result(answer)
+
+    async def _lately(self, conn: AsyncConnection) -> History:
+        """How orders have fared, read once a second at most: it explains, and decides nothing."""
+        now = time.monotonic()
+        if now - self._read_at >= HISTORY_EVERY_S:
+            rows = await refusals.in_a_row(conn)
+            self._history = History(
+                refusals={
+                    (name, account, region, Tier(tier)): n
+                    for (name, account, region, tier), n in rows.items()
+                }
+            )
+            self._read_at = now
+        return self._history
 
     def _check(self, found: installation.Installation | None) -> None:
         if found is None:

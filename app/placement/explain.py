@@ -8,7 +8,7 @@ from datetime import datetime
 
 from app.api.nodepool import NodePoolSpec, Strategy
 from app.api.reasons import DeferralReason, SkipReason
-from app.placement.rank import Place, Skip, chosen
+from app.placement.rank import Candidate, Place, Skip, chosen
 from app.placement.request import PlacementRequest
 from app.store.decisions import Decision
 
@@ -83,7 +83,7 @@ def decision_of(request: PlacementRequest, pool: str, places: list[Place]) -> De
             "tier": place.tier.value,
             "price": place.usd_per_hour,
             "skip": place.reason.value if isinstance(place, Skip) else None,
-            "detail": place.detail if isinstance(place, Skip) else "",
+            "detail": place.detail if isinstance(place, Skip) else _record(place),
         }
         for place in places
     ]
@@ -99,6 +99,16 @@ def decision_of(request: PlacementRequest, pool: str, places: list[Place]) -> De
         tier=candidate.tier.value if candidate else None,
         usd_per_hour=candidate.usd_per_hour if candidate else None,
         candidates=shown,
+    )
+
+
+def _record(candidate: Candidate) -> str:
+    if not candidate.refusals:
+        return ""
+    return (
+        f"its last {candidate.refusals} orders were refused"
+        if candidate.refusals > 1
+        else ("its last order was refused")
     )
 
 

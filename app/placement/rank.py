@@ -58,7 +58,10 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """What became of earlier placements, by (provider, account, region, tier): refusals in a row."""
+    """What became of earlier placements, by (provider, account, region, tier): refusals in a row.
+
+    It orders nothing (blocks say what is not tried); it is told with each candidate.
+    """
 
     refusals: Mapping[tuple[str, str, str, Tier], int] = field(default_factory=dict)
 

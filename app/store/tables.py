@@ -190,6 +190,7 @@ class ProvisionAttempt(Base):
         ),
         CheckConstraint("(outcome is null) = (settled_at is null)", name="settled_has_time"),
         UniqueConstraint("sequence"),
+        Index(None, "settled_at"),
         Index(
             "provision_attempt_one_unsettled_idx",
             "claim_uid",

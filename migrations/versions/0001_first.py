@@ -525,6 +525,9 @@ def upgrade() -> None:
         comment="Every intent to rent, written before it is sent. Written by provisioning/.",
     )
     op.create_index(
+        op.f("provision_attempt_settled_at_idx"), "provision_attempt", ["settled_at"], unique=False
+    )
+    op.create_index(
         "provision_attempt_one_unsettled_idx",
         "provision_attempt",
         ["claim_uid"],
