@@ -1,10 +1,14 @@
-"""Keeps one account's offerings up to date from its adapter. A cloud that does not answer changes nothing."""
+"""Keeps one account's offerings up to date from its adapter. A cloud that does not answer changes nothing.
+
+Every replica runs this, since every one answers admission: offers are all that a follower asks a cloud for.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 
 import structlog
 
+from catalog.catalogue import CloudRows
 from catalog.offerings import Offerings
 from providers.base import Provider, ProviderError, Throttled
 
@@ -18,15 +22,17 @@ async def follow(
     *,
     provider: Provider,
     account: str,
+    written: CloudRows | None = None,
     turn: Callable[[], Awaitable[None]] | None = None,
     every_s: float = EVERY_S,
     retry_s: float = RETRY_S,
 ) -> None:
     """Put the account into ``offerings`` at once, then its offers as the cloud names them, until cancelled.
 
-    ``turn`` waits for the account's call budget before each question. The account is dropped at the end.
+    ``written`` are the catalogue's rows of its kind of cloud, which are offered from the start. ``turn``
+    waits for the account's call budget before each question. The account is dropped at the end.
     """
-    offerings.put(provider.name, account, traits=provider.traits)
+    offerings.put(provider.name, account, traits=provider.traits, written=written)
     try:
         while True:
             if turn is not None:

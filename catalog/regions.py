@@ -58,9 +58,13 @@ def _anywhere(served: Sequence[str], *, words: RegionWords) -> tuple[str, ...]:
     return grouped or tuple(regions) or (ANYWHERE,)
 
 
-def words_of(provider: str) -> RegionWords:
-    """The region words of a provider by its configured name; `PLAIN` where none are known."""
-    return _all().get(provider, PLAIN)
+def words_of(*kinds: str) -> RegionWords:
+    """The region words of a kind of cloud: of the first of ``kinds`` that has any; `PLAIN` where none has.
+
+    Asked with an account's adapter, then its configured name: an account that is called otherwise has the
+    words of its cloud, and a simulator that stands in for a cloud has those of the name it is given.
+    """
+    return next((words for kind in kinds if (words := _all().get(kind)) is not None), PLAIN)
 
 
 @functools.cache

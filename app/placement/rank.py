@@ -24,7 +24,7 @@ from app.placement.market import LISTED, Market
 from app.placement.request import PlacementRequest
 from app.store.blocks import Block
 from catalog.offerings import AccountKey, AccountOffers, OfferingView, in_region
-from catalog.regions import region_tokens, words_of
+from catalog.regions import region_tokens
 from providers.base import Accelerator, Completion, Offering, Tier
 
 _NOT_TOLD = "its end could not be seen there"
@@ -252,7 +252,7 @@ class _Walk:
     def _regions(self, entry: ProviderEntry, offers: AccountOffers, tier: Tier) -> Iterator[Place]:
         key = offers.key
         rows = offers.find(self.request.accelerator, tier=tier)
-        for region in region_tokens(entry.regions, served=offers.regions, words=words_of(entry.name)):
+        for region in region_tokens(entry.regions, served=offers.regions, words=offers.words):
             here = in_region(rows, region)
             if not here and self.request.accelerator is not None:
                 why = f"it offers no {self.request.accelerator} as {tier} there"

@@ -5,7 +5,21 @@ run something else than was asked for.
 """
 
 from app.workload.accelerators import BadRequest, accelerator_of
+from app.workload.amounts import Amounts, amounts_of
+from app.workload.options import options_of
+from app.workload.prices import max_price_of
 from app.workload.shapes import Unsupported, refusals, warnings
 from app.workload.transform import build
 
-__all__ = ["BadRequest", "Unsupported", "accelerator_of", "build", "refusals", "warnings"]
+__all__ = [
+    "Amounts",
+    "BadRequest",
+    "Unsupported",
+    "accelerator_of",
+    "amounts_of",
+    "build",
+    "max_price_of",
+    "options_of",
+    "refusals",
+    "warnings",
+]

@@ -1,0 +1,164 @@
+"""What admission may ask of all that could be rented: is there such a thing, and how much of it at most?
+
+The answer "there is none" is given only when every configured account has told its offers: what is not known
+yet is never absent. What is written down of clouds that are not configured counts as existing, too, since a
+configuration can change; the offers of those that are configured say what there is now.
+"""
+
+import difflib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from decimal import Decimal
+
+from catalog.catalogue import Catalogue
+from catalog.offerings import AccountKey, AccountOffers, Offerings
+from catalog.rows import ANY_COUNT
+from providers.base import Accelerator, Offering
+
+_NEAR = 3
+_CUTOFF = 0.55
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Amounts:
+    """What a workload asks of a machine, or a machine has. None: it is not said."""
+
+    cpu: Decimal | None = None
+    memory_bytes: int | None = None
+    disk_bytes: int | None = None
+
+    def exceeding(self, most: "Amounts") -> list[str]:
+        """The names of the amounts that are above ``most``."""
+        names = ("cpu", "memory_bytes", "disk_bytes")
+        return [
+            name
+            for name in names
+            if (asked := getattr(self, name)) is not None
+            and (has := getattr(most, name)) is not None
+            and asked > has
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unsold:
+    """An accelerator that nobody has: the names nearest to it, or the counts in which there is one."""
+
+    near: tuple[str, ...] = ()
+    counts: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class _Names:
+    """Every name of an accelerator as people write it, by that name in lower case, and its counts."""
+
+    shown: dict[str, str] = field(default_factory=dict)
+    counts: dict[str, set[int]] = field(default_factory=dict)
+
+    def add(self, name: str, counts: frozenset[int]) -> None:
+        self.shown.setdefault(name.lower(), name)
+        self.counts.setdefault(name.lower(), set()).update(counts)
+
+
+class Stock:
+    """All accounts' offers and all catalogue files, at each call as they are then. For one event loop."""
+
+    def __init__(
+        self, *, offerings: Offerings, catalogue: Catalogue, configured: frozenset[AccountKey]
+    ) -> None:
+        self._offerings, self._catalogue, self.configured = offerings, catalogue, configured
+        self._names, self._version = _Names(), -1
+
+    @property
+    def known(self) -> bool:
+        """Whether every configured account has told its offers, and there is one."""
+        view = self._offerings.view
+        return bool(self.configured) and all(key in view and view[key].answered for key in self.configured)
+
+    def accounts(self, provider: str) -> tuple[AccountOffers, ...]:
+        """What is known of the open accounts of a provider."""
+        return tuple(offers for offers in self._offerings if offers.provider == provider)
+
+    def account(self, key: AccountKey) -> AccountOffers | None:
+        return self._offerings.get(*key)
+
+    def unsold(self, accelerator: Accelerator) -> Unsold | None:
+        """Why no cloud could ever rent this out; None when one may, or when that is not known."""
+        if not self.known:
+            return None
+        names = self._all_names()
+        kind = accelerator.type.lower()
+        if kind not in names.shown:
+            return Unsold(near=_near(kind, names.shown))
+        counts = names.counts[kind]
+        if accelerator.count in counts or ANY_COUNT in counts:
+            return None
+        return Unsold(counts=tuple(sorted(counts)))
+
+    def too_small(self, accelerator: Accelerator | None, asked: Amounts) -> Amounts | None:
+        """The largest machine that there is, when it is smaller than ``asked``; None when one may do.
+
+        Each amount is the largest that any machine has; no one machine need have all of them.
+        """
+        if not self.known:
+            return None
+        rows = list(self._rows(accelerator))
+        if not rows or any(not asked.exceeding(_amounts(row)) for row in rows):
+            return None
+        return Amounts(
+            cpu=max((row.cpu for row in rows if row.cpu is not None), default=None),
+            memory_bytes=max(
+                (row.memory_bytes for row in rows if row.memory_bytes is not None), default=None
+            ),
+            disk_bytes=max((row.disk_bytes for row in rows if row.disk_bytes is not None), default=None),
+        )
+
+    def _rows(self, accelerator: Accelerator | None) -> Iterator[Offering]:
+        """All offerings of it, one without sizes among them where a cloud rents more than it lists."""
+        for offers in self._offerings:
+            rows = offers.find(accelerator)
+            if rows:
+                yield from rows
+            elif accelerator is None and not offers.traits.needs_accelerator:
+                return  # it makes any size: nothing can be said
+        for cloud in self._catalogue.clouds.values():
+            for row in cloud.rows:
+                if row.accelerator == accelerator:
+                    yield row
+
+    def _all_names(self) -> _Names:
+        if self._version != self._offerings.version:
+            self._names, self._version = self._collect(), self._offerings.version
+        return self._names
+
+    def _collect(self) -> _Names:
+        names = _Names()
+        for cloud in self._catalogue.clouds.values():
+            counts: dict[str, set[int]] = {kind: set() for kind in cloud.accelerators}
+            for row in cloud.rows:
+                if row.accelerator is not None:
+                    counts[row.accelerator.type].add(row.accelerator.count)
+            for kind, found in counts.items():
+                names.add(kind, frozenset(found))
+            for alias, kind in cloud.aliases.items():
+                names.add(alias, frozenset(counts.get(kind, ())))
+        for offers in self._offerings:
+            kinds = {row.accelerator.type for row in offers.offerings if row.accelerator}
+            for kind in (*kinds, *offers.aliases):
+                names.add(kind, offers.counts(kind))
+        return names
+
+
+def near(word: str, words: Iterable[str], *, cutoff: float = 0.6) -> tuple[str, ...]:
+    """Those of ``words`` that ``word`` may be a slip of, the likeliest first."""
+    return tuple(difflib.get_close_matches(word, sorted(words), n=_NEAR, cutoff=cutoff))
+
+
+def _near(kind: str, shown: dict[str, str]) -> tuple[str, ...]:
+    """Names that begin with what was written, or it with them, then those that look like it."""
+    alike = [name for name in sorted(shown) if name.startswith(kind) or kind.startswith(name)]
+    alike += difflib.get_close_matches(kind, sorted(shown), n=_NEAR, cutoff=_CUTOFF)
+    return tuple(shown[name] for name in dict.fromkeys(alike))[:_NEAR]
+
+
+def _amounts(row: Offering) -> Amounts:
+    return Amounts(cpu=row.cpu, memory_bytes=row.memory_bytes, disk_bytes=row.disk_bytes)
