@@ -23,6 +23,7 @@ PodUid = NewType("PodUid", str)
 ResourceId = NewType("ResourceId", str)
 
 DEFAULT_ACCOUNT = "default"
+_SECRET_CHARS = 4  # shorter ones are not masked
 
 
 class Tier(StrEnum):
@@ -147,14 +148,18 @@ class RegistryLogin:
 class Workload:
     """What a cloud needs to run one Pod's container, resolved and free of Kubernetes.
 
-    ``env`` carries secrets: it is left out of ``repr``, and its values are never logged. ``ports`` are TCP.
-    ``options`` are the claim's frozen provider options, the same as in `Attempt`.
+    ``env`` carries secrets, and so may ``command`` and ``args``, which refer to it: they are left out of
+    ``repr``, and their values are never logged. ``secret_env`` names the variables that hold a Secret's
+    content: a cloud that shows an environment to more people than may read the Secret delivers those another
+    way, or refuses in `Provider.validate`. ``ports`` are TCP. ``options`` are the claim's frozen provider
+    options, the same as in `Attempt`.
     """
 
     image: str
-    command: tuple[str, ...] = ()
-    args: tuple[str, ...] = ()
+    command: tuple[str, ...] = field(default=(), repr=False)
+    args: tuple[str, ...] = field(default=(), repr=False)
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    secret_env: tuple[str, ...] = ()
     ports: tuple[int, ...] = ()
     working_dir: str | None = None
     cpu: Decimal | None = None
@@ -167,6 +172,20 @@ class Workload:
     options: Mapping[str, str] = field(default_factory=dict)
     registry: RegistryLogin | None = None
     egress: Egress = Egress()
+
+    def masked(self, text: str) -> str:
+        """``text`` without our secrets, for whatever a cloud says of a request: it may quote from it.
+
+        Values of fewer than four characters stay: they are no secrets, and would be found everywhere.
+        """
+        values = [self.env[name] for name in self.secret_env if name in self.env]
+        if self.registry is not None:
+            values.append(self.registry.password)
+        parts = {part for value in values for part in (value, *value.splitlines())}
+        for part in sorted(parts, key=len, reverse=True):
+            if len(part) >= _SECRET_CHARS:
+                text = text.replace(part, "[hidden]")
+        return text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,32 +13,80 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from app.api import keys
 from app.api.nodeclaim import NodeClaim
 from app.api.nodepool import NodePool
-from app.kube.client import Obj
+from app.kube.client import Kube, Obj
+from app.kube.environment import Note, Resolved, UnreadableLogin, resolve
 from app.provisioning.model import ClaimPort, ClaimSpec, LiveClaim, Mark, Policy
-from app.workload.shapes import Unsupported
+from app.workload.environment import Unresolved
+from app.workload.registries import is_image
+from app.workload.shapes import Unsupported, unsupported
 from app.workload.transform import build
 from providers.base import ClaimUid, Egress, EgressMode, Workload
 
 _REVISION_LABELS = ("controller-revision-hash", "pod-template-hash")
 
 
+CONFIG_PROBLEM = "CreateContainerConfigError"
+IMAGE_NAME_PROBLEM = "InvalidImageName"
+PULL_PROBLEM = "ErrImagePull"
+
+
 class Unusable(Exception):
-    """The Pod refers to, or asks for, something that cannot be used now: ConfigError, nothing is rented."""
+    """The Pod refers to, or asks for, something that cannot be used now: ConfigError, nothing is rented.
+
+    ``waiting`` is a kubelet's word for it, the reason why the container waits.
+    """
+
+    def __init__(self, message: str, *, waiting: str = CONFIG_PROBLEM) -> None:
+        super().__init__(message)
+        self.waiting = waiting
 
 
-def workload_of(pod: Obj, claim_obj: Obj, claim: ClaimSpec) -> Workload:
-    """The Pod's container on the claim's machine, under the egress policy frozen on the claim.
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """``notes`` are Warning Events for the Pod: what was left out on the way, as a kubelet leaves it out."""
+
+    workload: Workload
+    notes: tuple[Note, ...] = ()
+
+
+async def order_of(kube: Kube, pod: Obj, claim_obj: Obj, claim: ClaimSpec) -> Order:
+    """The Pod's container on the claim's machine, with everything it refers to as it is at this moment.
+
+    Objects are read live: call it right before `Provisioning.ensure`, and again for each call.
+
+    Raises:
+        Unusable: the Pod's shape cannot run on a rented machine, or something it needs is missing.
+    """
+    if found := unsupported(pod):
+        raise Unusable(str(found[0]))
+    image = pod["spec"]["containers"][0]["image"]
+    if not is_image(image):
+        raise Unusable(f'couldn\'t parse image name "{image}"', waiting=IMAGE_NAME_PROBLEM)
+    try:
+        resolved = await resolve(kube, pod, node=keys.node_name(claim.provider, claim.account))
+    except UnreadableLogin as error:
+        raise Unusable(str(error), waiting=PULL_PROBLEM) from error
+    except Unresolved as error:
+        raise Unusable(str(error)) from error
+    return Order(workload=workload_of(pod, claim_obj, claim, resolved=resolved), notes=resolved.notes)
+
+
+def workload_of(pod: Obj, claim_obj: Obj, claim: ClaimSpec, *, resolved: Resolved) -> Workload:
+    """The workload of what `resolve` has found, under the egress policy frozen on the claim.
 
     Raises:
         Unusable: the Pod's shape cannot run on a rented machine.
     """
     try:
-        workload = build(pod, accelerator=claim.accelerator, options=claim.options)
+        workload = build(
+            pod, environment=resolved.environment, accelerator=claim.accelerator, options=claim.options
+        )
     except Unsupported as error:
         raise Unusable(str(error)) from error
-    return dataclasses.replace(workload, egress=_egress(claim_obj))
+    return dataclasses.replace(workload, egress=_egress(claim_obj), registry=resolved.registry)
 
 
 def pool_of(pool: Obj | None, name: str) -> NodePool:

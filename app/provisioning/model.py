@@ -140,6 +140,7 @@ class Why(StrEnum):
     NO_ACCOUNT = "no_account"  # the provider account is not configured, or not open yet
     NOT_LEADER = "not_leader"
     RETRY = "retry"  # nothing was sent; ask again
+    NO_WORKLOAD = "no_workload"  # nothing is left to settle, and the caller could not say what to run
     TERMINATING = "terminating"
 
 

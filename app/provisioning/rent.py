@@ -5,7 +5,9 @@ may die; what is then in the rows and on the claim is enough for the next one to
 """
 
 import asyncio
-from dataclasses import dataclass
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from decimal import Decimal
 
 import structlog
@@ -55,11 +57,14 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Call:
-    """What one call of `ensure` works with. ``live`` is the claim as read after ``epoch`` was known."""
+    """What one call of `ensure` works with. ``live`` is the claim as read after ``epoch`` was known.
+
+    ``workload`` None: the caller cannot say what to run at the moment, so nothing is sent.
+    """
 
     life: Life
     account: Account
-    workload: Workload
+    workload: Workload | None
     live: LiveClaim
     port: ClaimPort
     policy: Policy
@@ -75,6 +80,7 @@ class _Order:
     """One send: the attempt as written, and the rest of the exact request."""
 
     attempt: Attempt
+    workload: Workload
     offering: Offering
     avoid: frozenset[str]
     first: bool
@@ -87,7 +93,7 @@ class Renter:
         self._core = core
 
     async def ensure(
-        self, claim: ClaimSpec, workload: Workload, *, port: ClaimPort, policy: Policy
+        self, claim: ClaimSpec, workload: Workload | None, *, port: ClaimPort, policy: Policy
     ) -> Outcome:
         life = self._core.life(claim)
         if (known := _decided(life)) is not None:
@@ -102,7 +108,9 @@ class Renter:
             except ClaimUnreadable as error:
                 return self._wait(life, Why.NO_CLUSTER, str(error))
 
-    async def _ensure(self, life: Life, workload: Workload, port: ClaimPort, policy: Policy) -> Outcome:
+    async def _ensure(
+        self, life: Life, workload: Workload | None, port: ClaimPort, policy: Policy
+    ) -> Outcome:
         core, claim = self._core, life.claim
         if (known := _decided(life)) is not None:
             return known
@@ -167,13 +175,15 @@ class Renter:
     # --- an attempt of our own ---
 
     async def _attempt(self, call: _Call, rows: Rows) -> Outcome:
-        core, claim, life = self._core, call.claim, call.life
-        if (why := call.account.provider.validate(call.workload)) is not None:
-            return self._refused(life, RejectionKind.UNSUPPORTED, why)
+        core, claim, life, workload = self._core, call.claim, call.life, call.workload
+        if workload is None:
+            return self._wait(life, Why.NO_WORKLOAD, "what to run is not known")
+        if (why := call.account.provider.validate(workload)) is not None:
+            return self._refused(life, RejectionKind.UNSUPPORTED, workload.masked(why))
         offering = self._offering(claim)
         if offering is None:
             return self._wait(life, Why.RETRY, f"{claim.provider} does not offer this shape at the moment")
-        price = usd_per_hour(call.account.provider.quote(call.workload, offering))
+        price = usd_per_hour(call.account.provider.quote(workload, offering))
         if claim.max_price is not None and (price is None or price > claim.max_price):
             shown = "unknown" if price is None else f"${price}/h"
             message = f"price {shown}, at most ${claim.max_price}/h"
@@ -199,9 +209,7 @@ class Renter:
                 number=number,
                 sequence=sequence,
                 identity=str(identity),
-                request_hash=request_hash(
-                    claim, call.workload, offering, avoid=rows.avoid_hosts, ceiling=ceiling
-                ),
+                request_hash=request_hash(claim, workload, offering, avoid=rows.avoid_hosts, ceiling=ceiling),
                 shape=offering.shape,
                 ceiling=ceiling,
                 window_s=core.settings.send_window_s,
@@ -219,7 +227,9 @@ class Renter:
         if not await self._may_send(call, attempt, began):
             await self._unsent(call, attempt)
             return self._wait(life, Why.RETRY, "too late to send, or no longer allowed")
-        order = _Order(attempt=attempt, offering=offering, avoid=rows.avoid_hosts, first=True)
+        order = _Order(
+            attempt=attempt, workload=workload, offering=offering, avoid=rows.avoid_hosts, first=True
+        )
         return await self._send(call, order)
 
     def _offering(self, claim: ClaimSpec) -> Offering | None:
@@ -266,24 +276,27 @@ class Renter:
 
     async def _send(self, call: _Call, order: _Order) -> Outcome:
         core, attempt, account = self._core, order.attempt, call.account
+        hide = order.workload.masked  # what a cloud says may quote from what it was sent
         core.inventory.stir(account.key, attempt.claim_uid)
         try:
             async with asyncio.timeout(account.provision_timeout_s):
                 answer = await account.provider.provision(
-                    attempt, call.workload, offering=order.offering, access=None, avoid=order.avoid
+                    attempt, order.workload, offering=order.offering, access=None, avoid=order.avoid
                 )
         except Throttled as error:
             account.budget.pause(error.retry_after_s)
+            message = hide(str(error))
             if not order.first:
-                return self._unknown(call.life, attempt, str(error))
-            await self._close(call, attempt, outcome="throttled", message=str(error))
-            return Waiting(why=Why.THROTTLED, message=str(error), after_s=max(error.retry_after_s, 0.05))
+                return self._unknown(call.life, attempt, message)
+            await self._close(call, attempt, outcome="throttled", message=message)
+            return Waiting(why=Why.THROTTLED, message=message, after_s=max(error.retry_after_s, 0.05))
         except (ProviderError, TimeoutError) as error:
-            return self._unknown(call.life, attempt, str(error) or type(error).__name__)
+            return self._unknown(call.life, attempt, hide(str(error)) or type(error).__name__)
         except Exception as error:  # an adapter's defect proves nothing about the cloud
-            log.exception("provision raised")
+            log.error("provision raised", trace=hide(traceback.format_exc()))
             return self._unknown(call.life, attempt, type(error).__name__)
         reach("send.after")
+        answer = _hidden(answer, hide)
         if isinstance(answer, Accepted):
             return await self._accepted(call, attempt, answer)
         if not order.first:  # no rejection after an Unknown settles anything
@@ -421,9 +434,9 @@ class Renter:
 
     async def _replay(self, call: _Call, rows: Rows, row: AttemptRow) -> Outcome | None:
         """Send the same attempt again where the cloud promises that this cannot make a second machine."""
-        core, claim = self._core, call.claim
+        core, claim, workload = self._core, call.claim, call.workload
         offering, replay_for_s = self._offering(claim), call.account.traits.replay_for_s
-        if replay_for_s is None or offering is None or row.identity is None:
+        if workload is None or replay_for_s is None or offering is None or row.identity is None:
             return None
         ceiling = row.ceiling_usd_per_hour
         began = core.clock()
@@ -432,9 +445,7 @@ class Renter:
                 conn,
                 claim.uid,
                 number=row.number,
-                request_hash=request_hash(
-                    claim, call.workload, offering, avoid=rows.avoid_hosts, ceiling=ceiling
-                ),
+                request_hash=request_hash(claim, workload, offering, avoid=rows.avoid_hosts, ceiling=ceiling),
                 epoch=call.epoch,
                 window_s=core.settings.send_window_s,
                 effect_s=call.account.provision_timeout_s,
@@ -450,7 +461,9 @@ class Renter:
         if not await self._may_send(call, attempt, began):
             return None
         log.info("replay", attempt=row.number, sends=row.sends + 1)
-        order = _Order(attempt=attempt, offering=offering, avoid=rows.avoid_hosts, first=False)
+        order = _Order(
+            attempt=attempt, workload=workload, offering=offering, avoid=rows.avoid_hosts, first=False
+        )
         return await self._send(call, order)
 
     # --- answers ---
@@ -498,6 +511,15 @@ def _unfit(claim: ClaimSpec, answer: Accepted) -> Rejection | None:
         message = f"rented at ${price}/h, at most ${claim.max_price}/h"
         return Rejection(kind=RejectionKind.PRICE, message=message)
     return None
+
+
+def _hidden(answer: Accepted | Rejection, hide: Callable[[str], str]) -> Accepted | Rejection:
+    """The answer with its words fit for rows, logs and a Pod's status."""
+    if isinstance(answer, Rejection):
+        return replace(answer, message=hide(answer.message))
+    if answer.unfit is None:
+        return answer
+    return replace(answer, unfit=replace(answer.unfit, message=hide(answer.unfit.message)))
 
 
 def _names_only_a_host(scope: BlockScope | None) -> bool:

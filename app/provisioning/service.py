@@ -69,9 +69,12 @@ class Provisioning:
         return life.view() if life is not None else View()
 
     async def ensure(
-        self, claim: ClaimSpec, workload: Workload, *, port: ClaimPort, policy: Policy
+        self, claim: ClaimSpec, workload: Workload | None, *, port: ClaimPort, policy: Policy
     ) -> Outcome:
-        """Rent one machine for the claim unless it ever had one. See `app.provisioning.rent`."""
+        """Rent one machine for the claim unless it ever had one. See `app.provisioning.rent`.
+
+        Without a workload nothing is sent; what earlier calls have sent is found, or settled, all the same.
+        """
         return await self._renter.ensure(claim, workload, port=port, policy=policy)
 
     async def release(self, claim: ClaimSpec, *, port: ClaimPort, reason: str) -> Release:

@@ -26,9 +26,10 @@ from app.kube import paths
 from app.kube.cache import Cache
 from app.kube.claims import ClaimDoor, UnreadableClaim, claim_spec
 from app.kube.client import Kube, Obj
+from app.kube.environment import Note
 from app.kube.errors import Conflict, KubeError, Replaced
 from app.kube.events import Recorder
-from app.kube.orders import Unusable, WatchedPort, policy_of, pool_of, workload_of
+from app.kube.orders import CONFIG_PROBLEM, Order, Unusable, WatchedPort, order_of, policy_of, pool_of
 from app.kube.queue import Again, WorkQueue, run_workers
 from app.provisioning import metrics
 from app.provisioning.model import (
@@ -60,6 +61,7 @@ BOOT_QUIET_S = 0.5  # beside two rounds of the list: a machine that boots at onc
 BACKLOG_QUIET_S, QUIET_MAX_S = 0.05, 30.0  # more for each Pod in a burst: its writes would delay all Readys
 RETRY_TEXT_S = 30.0  # how often the reason why nothing happens yet may change its words
 CONFLICT_S = 0.2
+PROBLEM_RETRY_MAX_S = 15.0  # what the Pod refers to is looked for again at least so often
 TROUBLE_AFTER = 3  # releases in a row without an accepted terminate, before people are told
 
 
@@ -71,7 +73,9 @@ class Course:
     claim_uid: ClaimUid | None = None
     queued: bool = False  # for renting
     outcome: Outcome | None = None
-    problem: str | None = None
+    problem: Unusable | None = None
+    problems: int = 0  # in a row
+    noted: frozenset[Note] = frozenset()
     unanswered: bool = False
     rented_at: float | None = None
     release: Release | None = None
@@ -84,6 +88,7 @@ class Course:
         """Begin anew for another candidate of the Pod."""
         if self.claim_uid != claim:
             self.claim_uid, self.queued, self.outcome, self.problem = claim, False, None, None
+            self.problems = 0
             self.unanswered, self.rented_at, self.release, self.troubles = False, None, None, 0
 
     @property
@@ -272,7 +277,7 @@ class Lifecycle:
         elif has_started(pod):
             wanted = None  # it runs as far as anybody knows, and this process is still finding out
         elif course.problem is not None:
-            return await self._hold(pod, course, course.problem)
+            return await self._hold(pod, course, str(course.problem), waiting=course.problem.waiting)
         elif isinstance(outcome, Waiting):
             wanted = status.provisioning(pod, message=retrying_message(outcome.message), now=now)
         else:
@@ -320,9 +325,12 @@ class Lifecycle:
                 return True
         return False
 
-    async def _hold(self, pod: Obj, course: Course, message: str) -> Again | None:
+    async def _hold(
+        self, pod: Obj, course: Course, message: str, *, waiting: str = CONFIG_PROBLEM
+    ) -> Again | None:
         if not has_started(pod):
-            await self._write(pod, course, status.config_error(pod, message=message, now=self._now()))
+            wanted = status.config_error(pod, message=message, waiting=waiting, now=self._now())
+            await self._write(pod, course, wanted)
         return None
 
     def _quiet_s(self, pod: Obj, course: Course, wanted: Wanted) -> float:
@@ -391,6 +399,13 @@ class Lifecycle:
             ) if not is_leaving(pod):
                 self._events.note(pod, type="Warning", reason=reason.value, message=message)
 
+    def _note(self, pod: Obj, course: Course, notes: tuple[Note, ...]) -> None:
+        """Each once a process: the same order is made up again for every try."""
+        for note in notes:
+            if note not in course.noted:
+                self._events.note(pod, type="Warning", reason=note.reason, message=note.message)
+        course.noted |= frozenset(notes)
+
     # --- rent ---
 
     async def _rent_one(self, uid: str) -> Again | None:
@@ -414,22 +429,40 @@ class Lifecycle:
         spec, settings = claim_spec(claim), self._settings
         try:
             pool = pool_of(self._pools.get("", spec.pool), spec.pool)
-            workload = workload_of(pod, claim, spec)
         except Unusable as error:
             if spec.instance is not None:  # rented already: what could not be asked for again goes on
                 course.outcome = Rented(ref=spec.instance)
                 return None
-            course.problem = str(error)
+            course.problem = error
             return Again(settings.backoff_max_s)
-        course.problem = None
         policy = policy_of(pool, pod, jitter_s=self._rng.uniform(0.0, settings.block_jitter_s))
         port = WatchedPort(self._door, clock=self._clock)
-        outcome = await self._provisioning.ensure(spec, workload, port=port, policy=policy)
+        order: Order | None = None
+        problem: Unusable | None = None
+        outcome: Outcome | None = None
+        if spec.instance is not None:  # rented already: nothing that it was rented with matters any more
+            outcome = await self._provisioning.ensure(spec, None, port=port, policy=policy)
+        if outcome is None or _needs_workload(outcome):
+            try:
+                order = await order_of(self._kube, pod, claim, spec)
+            except Unusable as error:
+                problem = error
+            # Without an order, too: an earlier call's request may still have to be found.
+            workload = order.workload if order is not None else None
+            outcome = await self._provisioning.ensure(spec, workload, port=port, policy=policy)
         if port.marked_at is not None:
             metrics.attempted(spec, outcome, took_s=self._clock() - port.marked_at)
         if course.claim_uid != spec.uid:
             return None
         course.outcome = outcome
+        if order is not None:
+            self._note(pod, course, order.notes)
+        if problem is not None and _needs_workload(outcome):
+            course.problem = problem
+            wait_s = settings.backoff_base_s * 2.0 ** min(course.problems, 16)
+            course.problems += 1
+            return Again(min(wait_s, settings.backoff_max_s, PROBLEM_RETRY_MAX_S))
+        course.problem, course.problems = None, 0
         match outcome:
             case Rented():
                 course.rented_at = self._clock()
@@ -471,6 +504,11 @@ class Lifecycle:
             text = f"the machine is not given back yet, and will be: {slowest.message}"
             self._events.note(pod, type="Warning", reason="TerminateRetrying", message=text)
         return Again(min(each.after_s for each in pending))
+
+
+def _needs_workload(outcome: Outcome) -> bool:
+    """Whether nothing stands in the way of a request but that nobody said what to run."""
+    return isinstance(outcome, Waiting) and outcome.why is Why.NO_WORKLOAD
 
 
 def _readable(claims: list[Obj]) -> list[ClaimSpec]:

@@ -95,9 +95,12 @@ def initializing(pod: Obj, *, now: datetime) -> Wanted:
     return _pending(pod, PodReason.INITIALIZING, PodMessage.INITIALIZING, now=now)
 
 
-def config_error(pod: Obj, *, message: str, now: datetime) -> Wanted:
-    """Something the Pod needs cannot be read or done; nothing was asked of any cloud."""
-    return _pending(pod, PodReason.CONFIG_ERROR, message, now=now)
+def config_error(pod: Obj, *, message: str, waiting: str, now: datetime) -> Wanted:
+    """Something the Pod needs cannot be read or done; nothing was asked of any cloud.
+
+    ``waiting`` is the container's reason, in a kubelet's own words, which tools know.
+    """
+    return _pending(pod, PodReason.CONFIG_ERROR, message, now=now, waiting=waiting)
 
 
 def running(pod: Obj, machine: Machine, *, now: datetime) -> Wanted:
@@ -195,15 +198,17 @@ def patch(pod: Obj, wanted: Wanted) -> Obj | None:
 # --- parts ---
 
 
-def _pending(pod: Obj, reason: PodReason, message: str, *, now: datetime) -> Wanted:
-    waiting = {"waiting": {"reason": reason.value, "message": message}}
+def _pending(
+    pod: Obj, reason: PodReason, message: str, *, now: datetime, waiting: str | None = None
+) -> Wanted:
+    state = {"waiting": {"reason": waiting or reason.value, "message": message}}
     status = _of(
         pod,
         phase="Pending",
         reason=reason,
         message=message,
         now=now,
-        containers=_containers(pod, state=lambda _: waiting),
+        containers=_containers(pod, state=lambda _: state),
         conditions=_not_ready(pod, "ContainersNotReady"),
     )
     return Wanted(reason=reason, message=message, status=status)

@@ -5,8 +5,7 @@ gives ``$(NAME)``), a parenthesis that is never closed is plain text, and what w
 """
 
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 _REFERENCE = re.compile(r"\$(?:(\$)|\(([^)]*)\))")
 
@@ -22,9 +21,6 @@ def expand(text: str, names: Mapping[str, str]) -> str:
     return _REFERENCE.sub(value, text)
 
 
-def literal_environment(entries: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """The environment of literal ``env`` entries: each sees those before it; the last of a name wins."""
-    env: dict[str, str] = {}
-    for entry in entries:
-        env[entry["name"]] = expand(entry.get("value") or "", env)
-    return env
+def referenced(text: str) -> frozenset[str]:
+    """The names that ``text`` refers to, known or not."""
+    return frozenset(match[2] for match in _REFERENCE.finditer(text) if not match[1])

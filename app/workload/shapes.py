@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from app.api.keys import GPU_RESOURCE
+from app.workload import environment, probes
 
 EACH: Final = "*"  # in a path: every entry of the list
 
@@ -53,12 +54,6 @@ REFUSED: Final = (
     _row("runtimeClassName", f"{_NEVER}: the cloud chooses the runtime; remove it"),
     _row("resourceClaims", f"{_NEVER}: devices are asked for by {GPU_RESOURCE} and a label; remove it"),
     _row("resources", f"{_LATER}: the size would be ignored; set the container's resources instead"),
-    _row(
-        "imagePullSecrets",
-        f"{_LATER}: a private image could not be pulled; use a public one, and take the"
-        " secret off the Pod or its service account",
-    ),
-    _row("readinessGates", f"{_LATER}: the Pod would be Ready too early; remove them"),
     _row("hostAliases", f"{_LATER}: the names would not resolve; remove them"),
     _row("dnsConfig", f"{_LATER}: names would resolve in another way; remove it"),
     _row("os.name", f"{_NEVER} other than linux", "linux"),
@@ -80,8 +75,6 @@ REFUSED: Final = (
         "RuntimeDefault",
         "Unconfined",
     ),
-    _row("containers.*.env.*.valueFrom", f"{_LATER}: the variable would be missing; give a literal value"),
-    _row("containers.*.envFrom", f"{_LATER}: the variables would be missing; give literal values in env"),
     _row(
         "containers.*.imagePullPolicy",
         f"{_NEVER} as Never: no image is there before it is pulled; use IfNotPresent",
@@ -89,9 +82,6 @@ REFUSED: Final = (
         "IfNotPresent",
     ),
     _row("containers.*.lifecycle", f"{_LATER}: the hooks would not run; remove them"),
-    _row("containers.*.livenessProbe", f"{_LATER}: nothing would restart the container; remove it"),
-    _row("containers.*.readinessProbe", f"{_LATER}: the Pod would be Ready too early; remove it"),
-    _row("containers.*.startupProbe", f"{_LATER}: the Pod would count as started too early; remove it"),
     _row("containers.*.restartPolicy", f"{_LATER}: use the Pod's own restartPolicy"),
     _row("containers.*.restartPolicyRules", f"{_LATER}: use the Pod's own restartPolicy"),
     _row("containers.*.stdin", f"{_LATER}: the container would read an end of file at once; remove it"),
@@ -156,8 +146,7 @@ def refusals(pod: Mapping[str, Any]) -> list[str]:
 
 def unsupported(pod: Mapping[str, Any]) -> list[Unsupported]:
     """As `refusals`, with the fields apart."""
-    spec = pod.get("spec") or {}
-    found = [Unsupported(field, f"{field} {why}") for field, why in _reasons(spec)]
+    found = [Unsupported(field, f"{field} {why}") for field, why in _reasons(pod)]
     return sorted(found, key=lambda each: each.field)
 
 
@@ -170,7 +159,8 @@ def warnings(pod: Mapping[str, Any]) -> list[str]:
     return [f"not enforced on a rented machine, which is the Pod's alone: {', '.join(fields)}"]
 
 
-def _reasons(spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _reasons(pod: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    spec = pod.get("spec") or {}
     for row in REFUSED:
         for field, value in _at(spec, row.path, "spec"):
             if not _unset(value) and value not in row.accepted:
@@ -187,11 +177,14 @@ def _reasons(spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             why = _VOLUMES.get(kind, f"{_LATER}: what it holds would be missing")
             yield f"spec.volumes[{volume.get('name')}].{kind}", f"{why}; remove it"
     for container in containers:
+        field = f"spec.containers[{container.get('name')}]"
+        yield from environment.refusals(pod, container, field)
+        yield from probes.refusals(container, field)
         resources = container.get("resources") or {}
         names = {name for part in ("limits", "requests") for name in resources.get(part) or {}}
         for name in names - _RESOURCES:
             yield (
-                f"spec.containers[{container.get('name')}].resources[{name}]",
+                f"{field}.resources[{name}]",
                 f"{_NEVER}: only {', '.join(sorted(_RESOURCES))} can be asked for; remove it",
             )
 

@@ -28,6 +28,7 @@ from app.kube.errors import KubeError
 
 SAMPLES = Path(__file__).parents[3] / "docs" / "samples"
 PROBE = {"httpGet": {"path": "/", "port": 80}}
+UNSET_LIMIT = {"resourceFieldRef": {"resource": "limits.cpu"}}
 CLAIM = {"name": "data", "persistentVolumeClaim": {"claimName": "c"}}
 DEEDS = {
     "add-sidecar": [{"op": "add", "path": "/spec/containers/-", "value": a_container(name="sidecar")}],
@@ -176,10 +177,21 @@ REFUSED = {
     "vast": (a_pod(annotations={"cloud.aibrix.ai/vast-offer-id": "7"}), "cloud.aibrix.ai/vast-offer-id"),
     "146-containers": (a_pod(a_container(), a_container(name="two")), "spec.containers[two]"),
     "init": (a_pod(initContainers=[a_container(name="first")]), "spec.initContainers"),
-    "probe": (a_pod(a_container(readinessProbe=PROBE)), "spec.containers[main].readinessProbe"),
-    "envFrom": (
-        a_pod(a_container(envFrom=[{"secretRef": {"name": "s"}}])),
-        "spec.containers[main].envFrom",
+    "probe-on-no-port": (
+        a_pod(a_container(readinessProbe=PROBE)),
+        "spec.containers[main].readinessProbe.httpGet.port",
+    ),
+    "probe-by-exec": (
+        a_pod(a_container(livenessProbe={"exec": {"command": ["true"]}})),
+        "spec.containers[main].livenessProbe.exec",
+    ),
+    "236-unset-limit": (
+        a_pod(a_container(env=[{"name": "CPU", "valueFrom": UNSET_LIMIT}])),
+        "spec.containers[main].env[CPU].valueFrom.resourceFieldRef",
+    ),
+    "235-address": (
+        a_pod(a_container(env=[{"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}])),
+        "spec.containers[main].env[IP].valueFrom.fieldRef",
     ),
     "147-pvc": (a_pod(volumes=[CLAIM]), "spec.volumes[data].persistentVolumeClaim"),
     "147-hostPath": (

@@ -8,13 +8,16 @@ from prometheus_client import REGISTRY
 
 from app.api import keys
 from app.kube import orders
+from app.kube.environment import Resolved
 from app.placement import request as placement
 from app.provisioning import metrics
 from app.provisioning.model import ClaimSpec, Outcome, Over, Refused, Rented, Waiting, Why
 from app.vnode import order
+from app.workload.environment import Environment
 from providers.base import Accelerator, ClaimUid, EgressMode, RejectionKind, Tier
 from tests.unit.vnode.vnode_makers import REF, a_pod
 
+NOTHING = Resolved(environment=Environment())
 OWNER = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "rs", "uid": "rs-uid", "controller": True}
 SANDBOX = {
     "apiVersion": keys.API_VERSION,
@@ -76,7 +79,7 @@ def test_only_a_pod_whose_owner_makes_another_is_reaped(owners: list[Any], repla
 def test_the_machine_comes_from_the_claim_and_not_from_the_pod() -> None:
     pod = a_pod(metadata={"labels": {keys.ACCELERATOR_TYPE_LABEL: "A100"}})
 
-    workload = orders.workload_of(pod, a_claim_object(), a_claim(options={"disk": "5"}))
+    workload = orders.workload_of(pod, a_claim_object(), a_claim(options={"disk": "5"}), resolved=NOTHING)
 
     assert str(workload.accelerator) == "H100:8"
     assert workload.options == {"disk": "5"}
@@ -85,7 +88,7 @@ def test_the_machine_comes_from_the_claim_and_not_from_the_pod() -> None:
 def test_the_claims_egress_policy_is_not_lost_on_the_way() -> None:
     policy = {"mode": "Allowlist", "targets": ["10.0.0.0/8", "1.2.3.4", "*.example.com"]}
 
-    egress = orders.workload_of(a_pod(), a_claim_object(egress=policy), a_claim()).egress
+    egress = orders.workload_of(a_pod(), a_claim_object(egress=policy), a_claim(), resolved=NOTHING).egress
 
     assert egress.mode is EgressMode.ALLOWLIST
     assert egress.cidrs == ("10.0.0.0/8", "1.2.3.4/32")

@@ -10,6 +10,10 @@ SECRET_REF = {"secretKeyRef": {"name": "s", "key": "k"}}
 PROBE = {"httpGet": {"path": "/", "port": 80}}
 
 
+def of_variable(**origin):
+    return of_container(env=[{"name": "A", "valueFrom": origin}])
+
+
 def of_spec(**spec):
     return a_pod(**spec)
 
@@ -31,8 +35,6 @@ REFUSED_PODS = {
     "spec.runtimeClassName": of_spec(runtimeClassName="kata"),
     "spec.resourceClaims": of_spec(resourceClaims=[{"name": "gpu", "resourceClaimName": "c"}]),
     "spec.resources": of_spec(resources={"limits": {"cpu": "4"}}),
-    "spec.imagePullSecrets": of_spec(imagePullSecrets=[{"name": "registry"}]),
-    "spec.readinessGates": of_spec(readinessGates=[{"conditionType": "x/y"}]),
     "spec.hostAliases": of_spec(hostAliases=[{"ip": "10.0.0.1", "hostnames": ["db"]}]),
     "spec.dnsConfig": of_spec(dnsConfig={"nameservers": ["10.0.0.1"]}),
     "spec.os.name": of_spec(os={"name": "windows"}),
@@ -50,15 +52,8 @@ REFUSED_PODS = {
     "spec.securityContext.appArmorProfile.type": of_spec(
         securityContext={"appArmorProfile": {"type": "Localhost", "localhostProfile": "a"}}
     ),
-    "spec.containers[main].env[TOKEN].valueFrom": of_container(
-        env=[{"name": "TOKEN", "valueFrom": SECRET_REF}]
-    ),
-    "spec.containers[main].envFrom": of_container(envFrom=[{"secretRef": {"name": "s"}}]),
     "spec.containers[main].imagePullPolicy": of_container(imagePullPolicy="Never"),
     "spec.containers[main].lifecycle": of_container(lifecycle={"preStop": {"exec": {"command": ["a"]}}}),
-    "spec.containers[main].livenessProbe": of_container(livenessProbe=PROBE),
-    "spec.containers[main].readinessProbe": of_container(readinessProbe=PROBE),
-    "spec.containers[main].startupProbe": of_container(startupProbe=PROBE),
     "spec.containers[main].restartPolicy": of_container(restartPolicy="Never"),
     "spec.containers[main].restartPolicyRules": of_container(restartPolicyRules=[{"action": "Restart"}]),
     "spec.containers[main].stdin": of_container(stdin=True),
@@ -113,6 +108,23 @@ OTHER_REFUSED_PODS = {
         ]
     ),
     "spec.containers[main].resources[amd.com/gpu]": of_container(resources={"limits": {"amd.com/gpu": "1"}}),
+    "spec.containers[main].env[A].valueFrom.fieldRef": of_variable(fieldRef={"fieldPath": "status.podIP"}),
+    "spec.containers[main].env[A].valueFrom.fieldRef.apiVersion": of_variable(
+        fieldRef={"apiVersion": "v2", "fieldPath": "metadata.name"}
+    ),
+    "spec.containers[main].env[A].valueFrom.resourceFieldRef": of_variable(
+        resourceFieldRef={"resource": "limits.cpu"}
+    ),
+    "spec.containers[main].env[A].valueFrom.fileKeyRef": of_variable(fileKeyRef={"volumeName": "v"}),
+    "spec.containers[main].readinessProbe.exec": of_container(readinessProbe={"exec": {"command": ["a"]}}),
+    "spec.containers[main].livenessProbe.grpc": of_container(livenessProbe={"grpc": {"port": 80}}),
+    "spec.containers[main].startupProbe.httpGet.port": of_container(startupProbe=PROBE),
+    "spec.containers[main].readinessProbe.tcpSocket.port": of_container(
+        ports=[{"name": "web", "containerPort": 80}], readinessProbe={"tcpSocket": {"port": "http"}}
+    ),
+    "spec.containers[main].readinessProbe.httpGet.host": of_container(
+        ports=[{"containerPort": 80}], readinessProbe={"httpGet": {"port": 80, "host": "10.0.0.1"}}
+    ),
 }
 
 
@@ -134,7 +146,8 @@ def test_every_row_of_the_table_has_its_case_here():
 
 
 def test_every_reason_is_given_at_once():
-    found = refusals(a_pod(a_container(livenessProbe=PROBE), a_container(name="b"), hostNetwork=True))
+    probed = a_container(livenessProbe={"exec": {"command": ["true"]}})
+    found = refusals(a_pod(probed, a_container(name="b"), hostNetwork=True))
 
     assert len(found) == 3
 
@@ -156,6 +169,22 @@ ORDINARY = {
     ),
     "switched-off": of_spec(hostNetwork=False, hostPID=False, imagePullSecrets=[], os={"name": "linux"}),
     "tcp-port": of_container(ports=[{"containerPort": 80, "protocol": "TCP"}]),
+    "probes": of_container(
+        ports=[{"name": "web", "containerPort": 80}],
+        readinessProbe=PROBE,
+        livenessProbe={"tcpSocket": {"port": "web"}},
+    ),
+    "environment-of-objects-and-fields": of_container(
+        env=[
+            {"name": "TOKEN", "valueFrom": SECRET_REF},
+            {"name": "NAME", "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.name"}}},
+            {"name": "LABEL", "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['a/b']"}}},
+            {"name": "CPU", "valueFrom": {"resourceFieldRef": {"resource": "requests.cpu"}}},
+        ],
+        envFrom=[{"secretRef": {"name": "s"}}],
+    ),
+    "private-image": of_spec(imagePullSecrets=[{"name": "registry"}]),
+    "readiness-gates": of_spec(readinessGates=[{"conditionType": "x/y"}]),
     "literal-environment": of_container(env=[{"name": "A", "value": "1"}, {"name": "EMPTY"}]),
     "hardened": secured(
         allowPrivilegeEscalation=False,

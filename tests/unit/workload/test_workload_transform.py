@@ -6,11 +6,13 @@ import pytest
 from workload_makers import a_container, a_pod
 
 from app import workload
+from app.workload.environment import compose
 from providers.base import Accelerator, Workload
 
 
-def built(pod):
-    return workload.build(pod, accelerator=None, options={})
+def built(pod, **changes):
+    environment = compose(pod, pod["spec"]["containers"][0], {})
+    return workload.build(pod, **{"environment": environment, "accelerator": None, "options": {}, **changes})
 
 
 def test_everything_a_cloud_needs_is_taken_from_the_pod_and_the_claim():
@@ -28,7 +30,7 @@ def test_everything_a_cloud_needs_is_taken_from_the_pod_and_the_claim():
     )
     h100s = Accelerator(type="H100", count=8)
 
-    assert workload.build(pod, accelerator=h100s, options={"cloud": "COMMUNITY"}) == Workload(
+    assert built(pod, accelerator=h100s, options={"cloud": "COMMUNITY"}) == Workload(
         image="app:1",
         command=("serve",),
         args=("--port", "8000"),

@@ -1,0 +1,122 @@
+"""A container's probes, checked and with their ports resolved; and which of them are refused. Pure.
+
+We ask from outside, at the machine's endpoint, so only what can be asked there is accepted: http and tcp, on
+a port that the container declares. Another host is never asked: a Pod's author would make the controller talk
+to any address it can reach.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class ProbeKind(StrEnum):
+    """The three probes, by the word that messages begin with."""
+
+    STARTUP = "Startup"
+    READINESS = "Readiness"
+    LIVENESS = "Liveness"
+
+    @property
+    def field(self) -> str:
+        return f"{self.value.lower()}Probe"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpGet:
+    """``headers`` may hold a credential: they are in no ``repr``."""
+
+    port: int
+    path: str
+    scheme: str
+    headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TcpConnect:
+    port: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """One probe; the defaults are the API server's. ``grace_s``: of its own, for what a failure ends."""
+
+    kind: ProbeKind
+    action: HttpGet | TcpConnect
+    initial_delay_s: float = 0.0
+    period_s: float = 10.0
+    timeout_s: float = 1.0
+    successes: int = 1
+    failures: int = 3
+    grace_s: int | None = None
+
+
+def probes(container: Mapping[str, Any]) -> tuple[Probe, ...]:
+    """The probes of a container that `refusals` accepts; startup first."""
+    found = []
+    for kind in ProbeKind:
+        spec = container.get(kind.field)
+        if not spec:
+            continue
+        found.append(
+            Probe(
+                kind=kind,
+                action=_action(container, spec),
+                initial_delay_s=float(spec.get("initialDelaySeconds") or 0),
+                period_s=float(spec.get("periodSeconds") or 10),
+                timeout_s=float(spec.get("timeoutSeconds") or 1),
+                successes=int(spec.get("successThreshold") or 1),
+                failures=int(spec.get("failureThreshold") or 3),
+                grace_s=spec.get("terminationGracePeriodSeconds"),
+            )
+        )
+    return tuple(found)
+
+
+def refusals(container: Mapping[str, Any], field: str) -> Iterator[tuple[str, str]]:
+    """The path of each probe that cannot be made, and the rest of the sentence."""
+    for kind in ProbeKind:
+        spec = container.get(kind.field)
+        if not spec:
+            continue
+        path = f"{field}.{kind.field}"
+        if "exec" in spec:
+            yield (
+                f"{path}.exec",
+                "is not supported by any provider of this version of Nebula: use httpGet or tcpSocket",
+            )
+        elif "grpc" in spec:
+            yield f"{path}.grpc", "is not supported by this version of Nebula: use httpGet or tcpSocket"
+        else:
+            name = "httpGet" if "httpGet" in spec else "tcpSocket"
+            handler = spec.get(name) or {}
+            if handler.get("host"):
+                yield f"{path}.{name}.host", "cannot be set: only the Pod's own machine is probed; remove it"
+            if _port(container, handler.get("port")) is None:
+                yield (
+                    f"{path}.{name}.port",
+                    f"is {handler.get('port')}, which is no port of the container: it could not be reached"
+                    " from outside; add it to ports",
+                )
+
+
+def _action(container: Mapping[str, Any], spec: Mapping[str, Any]) -> HttpGet | TcpConnect:
+    if (get := spec.get("httpGet")) is not None:
+        path = get.get("path") or "/"
+        return HttpGet(
+            port=_port(container, get["port"]) or 0,
+            path=path if path.startswith("/") else f"/{path}",
+            scheme=(get.get("scheme") or "HTTP").lower(),
+            headers=tuple((each["name"], each.get("value") or "") for each in get.get("httpHeaders") or ()),
+        )
+    return TcpConnect(port=_port(container, spec["tcpSocket"]["port"]) or 0)
+
+
+def _port(container: Mapping[str, Any], wanted: Any) -> int | None:
+    """The number of a port that the container declares, by its number or name."""
+    for port in container.get("ports") or ():
+        number = int(port["containerPort"])
+        if wanted in (number, str(number)) or (wanted and wanted == port.get("name")):
+            return number
+    return None
