@@ -55,10 +55,6 @@ NOT_BUILT: Final = (
         path=("providers", EACH, "account"), accepted=("default",), why="another account would be charged"
     ),
     NotBuilt(
-        path=("failover", "mode"), accepted=("Replace",), why="Pods would fail where they were to stay gated"
-    ),
-    NotBuilt(path=("failover", "reserveTimeout"), why="nothing would end the wait for capacity"),
-    NotBuilt(
         path=("egress", "mode"), accepted=("Open",), why="the workload would run without the restriction"
     ),
 )

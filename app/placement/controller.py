@@ -14,7 +14,7 @@ the claim is gone; a decision that led to no claim is given back before the Pod 
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 
@@ -50,15 +50,20 @@ from app.placement.objects import (
     uid_of,
     why_unbound,
 )
-from app.placement.rank import Place, Skip, chosen, rank
+from app.placement.rank import History, Place, Skip, Usage, chosen, rank
 from app.placement.request import InvalidRequest, PlacementRequest, controller_of, pool_name, request_of
+from app.placement.reserve import Hands, Reserve
+from app.placement.standing import Objection, objection_to
 from app.placement.telling import Events, Teller
 from app.placement.waiting import Key, Wait, Waiting, offset_s
+from app.provisioning.service import Provisioning
 from app.settings import Settings
+from app.store.blocks import Block
 from app.store.decisions import Decision
 from app.store.engine import StoreUnavailable
 from app.store.reservations import Reservation
 from catalog.offerings import AccountKey, Offerings
+from providers.base import ClaimUid
 
 log = structlog.get_logger()
 
@@ -87,6 +92,7 @@ class Placement:
         namespaces: Cache,
         engine: AsyncEngine,
         offerings: Offerings,
+        provisioning: Provisioning,
         settings: Settings,
         installation: str,
         term: Term,
@@ -101,7 +107,7 @@ class Placement:
         self._namespaces, self._market = namespaces, market
         self._offerings, self._settings, self._installation = offerings, settings, installation
         self._term, self._events = term, events
-        self._now, self._clock = now, clock
+        self._now, self._clock, self._provisioning = now, clock, provisioning
         self._teller = Teller(self._kube, events=events, now=now)
         self._desk = Desk(engine, term=term)
         self._queue: WorkQueue[Key] | None = None
@@ -111,6 +117,27 @@ class Placement:
         self._lifted: dict[Key, str] = {}  # UIDs of Pods whose lifted gate the watch has not shown yet
         self._held: dict[Key, str] = {}  # UIDs of Pods that met a time when nothing may be placed
         self._unbound: dict[Key, tuple[str, float]] = {}  # Pod UID, and since when
+        self._reserve = Reserve(
+            kube=self._kube,
+            pods=pods,
+            pools=pools,
+            provisioning=provisioning,
+            settings=settings,
+            teller=self._teller,
+            events=events,
+            hands=Hands(
+                valid=term.valid,
+                claims=self._own_claims,
+                permit=self._permit,
+                object_to=self._object_to,
+                bind=self._bind,
+                lift=self._lift_for,
+                hold=self._hold,
+                choose=lambda key: self._wake([key]),
+            ),
+            now=now,
+            clock=clock,
+        )
         claims.add_index(_BY_UID, lambda claim: [claim["spec"]["podRef"]["uid"]])
         claims.add_index(_BY_POD, lambda claim: ["/".join(pod_of(claim))])
         pods.add_index(_BY_POOL, lambda pod: [pool_name(pod) or ""] if objects.is_gated(pod) else [])
@@ -138,6 +165,7 @@ class Placement:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._desk.run(), name="placement-desk")
                 tasks.create_task(self._watch_blocks(), name="placement-blocks")
+                tasks.create_task(self._reserve.run(), name="placement-reserve")
                 work = run_workers(
                     self._queue, self._reconcile, workers=WORKERS, name="placement", expected=(KubeError,)
                 )
@@ -228,7 +256,7 @@ class Placement:
                 await self._teller.opted_out(key)
                 self._take_back(key)
             self._forget(key)
-            return None
+            return None if pod is None else await self._give_back(key, pod)
         if not self._term.valid():
             return Again(self._settings.stale_retry_s)  # until we may again, or are cancelled
         with structlog.contextvars.bound_contextvars(pod=f"{key[0]}/{key[1]}", pod_uid=uid_of(pod)):
@@ -245,7 +273,7 @@ class Placement:
         unbound = self._unbound.get(key)
         self._forget(key)
         if not objects.is_waiting_for_node(pod):
-            return None
+            return await self._give_back(key, pod)
         since = unbound[1] if unbound and unbound[0] == uid_of(pod) else self._clock()
         self._unbound[key] = (uid_of(pod), since)
         return await self._see_it_bound(key, pod, since=since)
@@ -253,24 +281,31 @@ class Placement:
     def _forget(self, key: Key) -> None:
         self._waiting.drop(key)
         self._teller.forget(key)
+        self._reserve.forget(key)
         for memory in (self._made, self._lifted, self._held, self._unbound):
             memory.pop(key, None)
 
     async def _place(self, key: Key, pod: Obj) -> Again | None:
         own = await self._own_claims(key, pod)
-        staying = [claim for claim in own if not leaving(claim)]
+        staying = [claim for claim in own if not leaving(claim) and not self._reserve.gave_up(key, claim)]
         if staying:
             for extra in staying[1:]:
                 await self._delete_claim(extra, why="a second claim of one Pod")
             return await self._go_on(key, pod, staying[0])
-        if own:
-            name = own[0]["metadata"]["name"]
-            return await self._wait_for_claim(key, pod, f"the Pod's former claim {name} is being released")
-        if older := self._claims.by_index(_BY_POD, "/".join(key)):
-            return await self._wait_for_older(key, pod, older[0])
-
         name = pool_name(pod)
         stored = self._pools.get("", name) if name else None
+        reserved = self._reserve.wants(pod, stored)
+        if own and reserved and not self._reserve.may_choose(key, own):
+            self._reserve.take(key, pod)
+            return None
+        if own and not reserved:
+            former = own[0]["metadata"]["name"]
+            return await self._wait_for_claim(key, pod, f"the Pod's former claim {former} is being released")
+        if older := self._others_claims(key, pod):
+            return await self._wait_for_older(key, pod, older[0])
+        if reserved and (others := objects.other_gates(pod)):
+            await self._reserve.wait_for_gates(key, pod, others)
+            return None
         if name is None:
             why = f"the Pod names no NodePool; set the label {keys.NODE_POOL_LABEL}"
             return await self._defer(key, pod, DeferralReason.NO_POOL, why)
@@ -301,19 +336,17 @@ class Placement:
 
     async def _choose(self, key: Key, pod: Obj, request: PlacementRequest, pool: NodePool) -> Again | None:
         self._take_back(key)
-        name, pool_name = self._claim_name(request), pool.metadata.name
+        name, pool_name = self._claim_name(key, pod, request), pool.metadata.name
 
         def judge(seen: Seen) -> tuple[tuple[list[Place], datetime], Decision]:
-            places = rank(
+            avoided = self._reserve.avoided(key, seen, template=request.template)
+            places = self._ranked(
                 request,
-                pool=pool.spec,
-                offerings=self._offerings.view,
-                nodes=self._node_views(pool),
-                blocks=seen.blocks,
+                pool,
+                blocks=(*seen.blocks, *avoided),
                 usage=seen.promises.usage(pool_name),
                 history=seen.history,
                 now=seen.now,
-                market=self._market,
             )
             if (first := chosen(places)) is not None:
                 promise = objects.promised(request, first, pool=pool_name, name=name)
@@ -330,7 +363,7 @@ class Placement:
         candidate = chosen(places)
         if candidate is None:
             return await self._defer_places(key, pod, pool_name, places, database_now=database_now)
-        if self._claims.by_index(_BY_POD, "/".join(key)):
+        if not self._may_begin(key, pod):
             return Again(0.0)  # a claim has come to light since we looked: begin anew with it
         log.info("candidate chosen", candidate=str(candidate), pool=pool_name)
 
@@ -341,6 +374,7 @@ class Placement:
             claim = await self._kube.create(paths.nodeclaims(), wanted)
         except Exists:
             return await self._name_taken(key, pod, name)
+        self._reserve.made(key, pod)
         self._remember(key, claim)
         return await self._go_on(key, pod, claim, fresh=True)
 
@@ -350,6 +384,7 @@ class Placement:
         if claim is None:
             return Again(0.0)
         if claim["spec"]["podRef"]["uid"] == uid_of(pod) and not leaving(claim):
+            self._reserve.made(key, pod)
             self._remember(key, claim)
             return await self._go_on(key, pod, claim)
         if pod_of(claim) == key:
@@ -357,14 +392,32 @@ class Placement:
         raise KubeError(409, message=f"NodeClaim {name} is another Pod's; the watch will show it")
 
     async def _go_on(self, key: Key, pod: Obj, stored: Obj, *, fresh: bool = False) -> Again | None:
-        """From a claim to the lifted gate. Each step may have been done before."""
-        claim = NodeClaim.model_validate(stored)
+        """From a claim to the lifted gate, or to the machine that comes before it."""
+        if self._reserve.wants(pod, self._pools.get("", stored["spec"].get("poolRef") or "")):
+            self._waiting.drop(key)
+            self._reserve.take(key, pod, stored)
+            return None
         if not fresh:
             try:
-                await self._desk.look(lambda seen: (None, None))
+                await self._permit()
             except MayNotPlace as error:
                 return await self._hold(key, pod, str(error))
-        await self._bind(claim)
+        return await self._lift_towards(key, pod, stored)
+
+    async def _lift_for(self, key: Key, pod: Obj, stored: Obj, bound: bool) -> Again | None:
+        """For Reserve: the machine is in hand."""
+        await self._permit()
+        return await self._lift_towards(key, pod, stored, bound=bound)
+
+    async def _permit(self) -> None:
+        """Raises `MayNotPlace` while nothing may be placed."""
+        await self._desk.look(lambda seen: (None, None))
+
+    async def _lift_towards(self, key: Key, pod: Obj, stored: Obj, *, bound: bool = False) -> Again | None:
+        """The last steps, each of which may have been done before."""
+        claim = NodeClaim.model_validate(stored)
+        if not bound:
+            await self._bind(claim)
         if placed_condition(pod) is not None:
             message = f"placed on {objects.candidate_on(claim)}"
             pod = await self._teller.say(key, pod, placed=True, reason="Placed", message=message)
@@ -430,7 +483,8 @@ class Placement:
     ) -> Again | None:
         reason = explain.deferral_of(places)
         skips = [place for place in places if isinstance(place, Skip)]
-        blocks = {row: skip.until for skip in skips if skip.until is not None for row in skip.blocks}
+        # Ids below 0 are no rows: what only this Pod avoids, which no person can clear.
+        blocks = {row: skip.until for skip in skips if skip.until for row in skip.blocks if row > 0}
         met = frozenset(skip.reason for skip in skips)
         await self._tell(key, pod, reason, explain.sentence(places), pool=pool, blocks=blocks, met=met)
         end = explain.soonest_expiry(places)
@@ -515,13 +569,71 @@ class Placement:
         """The claims of this very Pod, oldest first."""
         own = sorted(self._claims.by_index(_BY_UID, uid_of(pod)), key=age)
         made = self._made.get(key)
-        if own or made is None:
+        if made is None or any(uid_of(claim) == uid_of(made) for claim in own):
             return own
         living = await self._kube.find(paths.nodeclaim(made["metadata"]["name"]))
         if living is None or living["spec"]["podRef"]["uid"] != uid_of(pod):
             self._made.pop(key, None)
-            return []
-        return [living]
+            return own
+        return [*own, living]
+
+    def _others_claims(self, key: Key, pod: Obj) -> list[Obj]:
+        """Claims of this namespace and name that are not of this very Pod."""
+        found = self._claims.by_index(_BY_POD, "/".join(key))
+        return [claim for claim in found if claim["spec"]["podRef"]["uid"] != uid_of(pod)]
+
+    def _may_begin(self, key: Key, pod: Obj) -> bool:
+        """Whether there is still no claim but those of which nothing more can be had."""
+        own = self._claims.by_index(_BY_UID, uid_of(pod))
+        return not self._others_claims(key, pod) and (not own or self._reserve.may_choose(key, own))
+
+    async def _give_back(self, key: Key, pod: Obj) -> Again | None:
+        """A Pod that was let go by somebody else, or is leaving: what is rented for it serves nobody."""
+        for claim in objects.unneeded(self._claims.by_index(_BY_UID, uid_of(pod)), pod):
+            if not self._term.valid():
+                return Again(self._settings.stale_retry_s)
+            await self._delete_claim(claim, why="its Pod goes another way")
+        return None
+
+    def _object_to(self, pod: Obj, claim: NodeClaim, stored: Obj | None, uid: ClaimUid) -> Objection | None:
+        """What the pool as it is now has against the claim, and against the machine that it may have."""
+        name = claim.spec.pool_ref or ""
+        if stored is None or leaving(stored):
+            state = "does not exist any more" if stored is None else "is being deleted"
+            return Objection(text=f"NodePool {name} {state}", lasting=True)
+        namespace = self._namespaces.get("", pod["metadata"]["namespace"])
+        try:
+            pool = NodePool.model_validate(stored)
+            request = request_of(pod, namespace_labels=labels_of(namespace) if namespace else None)
+        except (ValidationError, InvalidRequest):
+            return None  # what was chosen by a readable one stays
+        places = self._ranked(request, pool, blocks=(), usage=Usage(), history=History(), now=self._now())
+        view = self._provisioning.view(uid)
+        return objection_to(
+            claim, pool=pool, places=places, usd_per_hour=view.usd_per_hour, rented=view.ref is not None
+        )
+
+    def _ranked(
+        self,
+        request: PlacementRequest,
+        pool: NodePool,
+        *,
+        blocks: Sequence[Block],
+        usage: Usage,
+        history: History,
+        now: datetime,
+    ) -> list[Place]:
+        return rank(
+            request,
+            pool=pool.spec,
+            offerings=self._offerings.view,
+            nodes=self._node_views(pool),
+            blocks=blocks,
+            usage=usage,
+            history=history,
+            now=now,
+            market=self._market,
+        )
 
     def _take_back(self, key: Key) -> None:
         """Give back what was promised for a claim that was not made, as far as we know.
@@ -537,11 +649,14 @@ class Placement:
         if self._claims.by_uid(uid_of(claim)) is None:
             self._made[key] = claim
 
-    def _claim_name(self, request: PlacementRequest) -> str:
+    def _claim_name(self, key: Key, pod: Obj, request: PlacementRequest) -> str:
+        """The same until a claim has it: a lost answer must not make a second one."""
+        known = len(self._claims.by_index(_BY_UID, request.uid))
+        tried = self._reserve.tried(key, pod, known=known)
         name = keys.claim_name(request.namespace, request.name)
-        if self._claims.get("", name) is None:
+        if tried == 0 and self._claims.get("", name) is None:
             return name
-        return keys.hashed_claim_name(request.namespace, request.name, uid=request.uid, candidate=1)
+        return keys.hashed_claim_name(request.namespace, request.name, uid=request.uid, candidate=tried + 1)
 
     def _node_views(self, pool: NodePool) -> dict[AccountKey, NodeView]:
         views = {}

@@ -187,6 +187,12 @@ def is_gated(pod: Obj) -> bool:
     return any(gate["name"] == keys.SCHEDULING_GATE for gate in pod["spec"].get("schedulingGates") or ())
 
 
+def other_gates(pod: Obj) -> list[str]:
+    """The names of the gates that hold the Pod besides ours."""
+    gates = (gate["name"] for gate in pod["spec"].get("schedulingGates") or ())
+    return [name for name in gates if name != keys.SCHEDULING_GATE]
+
+
 def is_waiting_for_node(pod: Obj) -> bool:
     """Whether we have placed the Pod, no gate holds it, and the scheduler has not bound it."""
     spec = pod["spec"]
@@ -220,6 +226,29 @@ def extras(claims: list[Obj], pod: Obj) -> list[Obj]:
     ]
     kept = (meant or claims)[:1]
     return [claim for claim in claims if claim not in kept]
+
+
+def unneeded(claims: list[Obj], pod: Obj) -> list[Obj]:
+    """Of a Pod's claims those that can never serve it: somebody else has let it go, or it is going unbound.
+
+    (A Pod without finalizers is gone when it goes, and its claims follow it.)
+    """
+    staying = [claim for claim in claims if not leaving(claim)]
+    if leaving(pod) and not pod["spec"].get("nodeName"):
+        return staying if pod["metadata"].get("finalizers") else []
+    if is_gated(pod):
+        return []
+    return [claim for claim in staying if not _is_meant(claim, pod)]
+
+
+def _is_meant(claim: Obj, pod: Obj) -> bool:
+    """Whether the Pod selects, or is on, the node of the claim's account."""
+    account = (claim["spec"]["provider"], claim["spec"].get("account", keys.DEFAULT_ACCOUNT))
+    selector = pod["spec"].get("nodeSelector") or {}
+    wanted = keys.placement_labels(*account)
+    if all(selector.get(key) == value for key, value in wanted.items()):
+        return True
+    return bool(pod["spec"].get("nodeName") == keys.node_name(*account))
 
 
 def same_but_status(old: Obj, new: Obj) -> bool:

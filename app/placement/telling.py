@@ -13,7 +13,8 @@ from app.placement.objects import is_gated, leaving, placed_condition, uid_of
 from app.placement.waiting import Key
 
 MESSAGE_CHARS = 1024  # of a condition
-_ORDINARY = frozenset({"StaleClaim"})  # reasons that pass by themselves
+_ORDINARY = frozenset({"StaleClaim", "OtherGates"})  # reasons that pass by themselves
+_NO_EVENT = frozenset({"Renting"})  # it changes with each candidate
 
 
 class Events(Protocol):
@@ -68,7 +69,7 @@ class Teller:
         patch = patches.pod_status(uid_of(pod), {"conditions": conditions})
         written = await self._kube.patch(paths.pod_status(*key), patch, kind="strategic")
         self._said[key] = said
-        if not placed and (before is None or before.reason != reason):
+        if not placed and reason not in _NO_EVENT and (before is None or before.reason != reason):
             kind: Literal["Normal", "Warning"] = "Normal" if reason in _ORDINARY else "Warning"
             self._events.note(pod, type=kind, reason=reason, message=said.message)
         return written

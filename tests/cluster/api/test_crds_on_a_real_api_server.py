@@ -116,24 +116,37 @@ def test_a_pool_that_says_only_its_provider_is_filled_in(api):
     }
 
 
-def test_an_empty_failover_is_filled_in_without_a_refused_field(api):
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"strategy": "LowestPrice"},
+        {"strategy": "Weighted", "providers": [{"name": "a", "weight": 3}, {"name": "b", "weight": 1}]},
+        {"maxPrice": "25", "spotMaxPrice": "9.5"},
+        {"limits": {"gpus": 16, "usdPerHour": "50"}},
+        {"namespaceSelector": {"matchExpressions": [{"key": "team", "operator": "In", "values": ["a"]}]}},
+    ],
+    ids=lambda spec: next(iter(spec)),
+)
+def test_what_a_pool_says_of_order_price_and_limits_is_accepted(api, spec):
+    stored = api.create(a_pool(**spec), dry=True)["spec"]
+
+    assert all(stored[name] == spec[name] for name in spec if name != "providers")
+
+
+def test_an_empty_failover_is_filled_in(api):
     spec = api.create(a_pool(failover={}), dry=True)["spec"]
 
-    assert spec["failover"] == {"mode": "Replace", "blocklistTTL": "30s", "unknownTimeout": "5m"}
+    assert spec["failover"] == {
+        "mode": "Replace",
+        "blocklistTTL": "30s",
+        "reserveTimeout": "15m",
+        "unknownTimeout": "5m",
+    }
 
 
 NOT_SUPPORTED: dict[str, dict[str, Any]] = {
-    "spec.strategy": {"strategy": "LowestPrice"},
-    "spec.strategy ": {"strategy": "Weighted"},
-    "spec.maxPrice": {"maxPrice": "3"},
-    "spec.spotMaxPrice": {"spotMaxPrice": "3"},
-    "spec.limits": {"limits": {"gpus": 8}},
     "spec.budget": {"budget": {"amount": "5", "period": "day"}},
-    "spec.namespaceSelector": {"namespaceSelector": {"matchLabels": {"team": "a"}}},
-    "spec.providers[].weight": {"providers": [{"name": "modal", "weight": 1}]},
     "spec.providers[].account": {"providers": [{"name": "modal", "account": "two"}]},
-    "spec.failover.mode": {"failover": {"mode": "Reserve"}},
-    "spec.failover.reserveTimeout": {"failover": {"reserveTimeout": "1m"}},
     "spec.egress.mode": {"egress": {"mode": "Blocked"}},
     "spec.egress.mode ": {"egress": {"mode": "Allowlist", "targets": ["10.0.0.0/8"]}},
 }
@@ -182,6 +195,22 @@ def test_every_row_of_the_table_is_tried_on_the_api_server():
         ({"strategy": "Random"}, 'supported values: "Ordered", "LowestPrice", "Weighted"'),
         ({"maxPrice": "0.00"}, "must be more than 0 dollars"),
         ({"maxPrice": "$3"}, "spec.maxPrice in body should match"),
+        ({"spotMaxPrice": "-1"}, "spec.spotMaxPrice in body should match"),
+        ({"limits": {}}, "limits needs gpus or usdPerHour"),
+        ({"limits": {"gpus": 1.5}}, "spec.limits.gpus in body must be of type integer"),
+        ({"limits": {"usdPerHour": "0"}}, "must be more than 0 dollars"),
+        (
+            {"namespaceSelector": {"matchExpressions": [{"key": "a", "operator": "In"}]}},
+            "values must be given for operators In and NotIn, and for no other",
+        ),
+        (
+            {"namespaceSelector": {"matchExpressions": [{"key": "a", "operator": "Exists", "values": ["b"]}]}},
+            "values must be given for operators In and NotIn, and for no other",
+        ),
+        (
+            {"namespaceSelector": {"matchExpressions": [{"key": "a", "operator": "Is"}]}},
+            'supported values: "In", "NotIn", "Exists", "DoesNotExist"',
+        ),
         ({"limits": {"gpus": 0}}, "spec.limits.gpus in body should be greater than or equal to 1"),
         ({"budget": {"amount": "5", "period": "year"}}, 'supported values: "day", "week", "month", "total"'),
     ],
@@ -366,7 +395,12 @@ def test_the_samples_are_applied_with_exactly_the_values_of_the_readme(api, made
         ],
         "capacityTypes": ["Spot", "OnDemand"],
         "strategy": "Ordered",
-        "failover": {"mode": "Replace", "blocklistTTL": "10m", "unknownTimeout": "5m"},
+        "failover": {
+            "mode": "Replace",
+            "blocklistTTL": "10m",
+            "reserveTimeout": "15m",
+            "unknownTimeout": "5m",
+        },
     }
     assert template["metadata"]["labels"] == {
         "nebula.inftyai.com/enabled": "true",

@@ -1,8 +1,11 @@
 """The CRDs are what the models say, and nothing that the API server would refuse or leave unexplained."""
 
+import dataclasses
+
 import pytest
 
 from app.api import crds
+from app.api.not_built import NotBuilt
 
 BY_KIND = pytest.mark.parametrize("kind", crds.KINDS, ids=lambda kind: kind.kind)
 
@@ -79,7 +82,10 @@ def test_the_packaged_crds_are_the_generated_ones():
 
 
 def test_a_refused_field_has_no_default_that_would_set_it_off():
-    failover = crds.structural_schema(crds.KINDS[0])["properties"]["spec"]["properties"]["failover"]
+    row = NotBuilt(path=("failover", "reserveTimeout"), why="it is not there yet")
+    kind = dataclasses.replace(crds.KINDS[0], not_built=(row,))
+
+    failover = crds.structural_schema(kind)["properties"]["spec"]["properties"]["failover"]
 
     assert "default" not in failover["properties"]["reserveTimeout"]
     assert failover["properties"]["unknownTimeout"]["default"] == "5m"
