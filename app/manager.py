@@ -245,6 +245,7 @@ class Replica:
             namespaces=namespaces,
             engine=engine,
             offerings=offerings,
+            provisioning=provisioning,
             settings=settings,
             installation=installation,
             term=leadership,
