@@ -204,7 +204,11 @@ def test_every_row_of_the_table_is_tried_on_the_api_server():
             "values must be given for operators In and NotIn, and for no other",
         ),
         (
-            {"namespaceSelector": {"matchExpressions": [{"key": "a", "operator": "Exists", "values": ["b"]}]}},
+            {
+                "namespaceSelector": {
+                    "matchExpressions": [{"key": "a", "operator": "Exists", "values": ["b"]}]
+                }
+            },
             "values must be given for operators In and NotIn, and for no other",
         ),
         (

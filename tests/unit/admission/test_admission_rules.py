@@ -6,7 +6,7 @@ import pytest
 from admission_makers import GATE, NOT_READY, OURS, UNREACHABLE, applied, opted_in, seconds
 
 from app.admission import rules
-from app.admission.rules import mutate, validate, validate_subresource, warn_of_pool
+from app.admission.rules import mutate, validate, validate_subresource
 
 GROUP = "nebula.inftyai.com"
 
@@ -121,7 +121,7 @@ REFUSED = {
     ),
     "count-without-type": (opted_in(gpus="8"), "without a type"),
     "bad-count": (opted_in(gpus="0.5", labels={f"{GROUP}/accelerator-type": "h100"}), "no whole number"),
-    "max-price": (opted_in(annotations={"cloud.aibrix.ai/max-price": "2"}), "cloud.aibrix.ai/max-price"),
+    "max-price": (opted_in(annotations={"cloud.aibrix.ai/max-price": "$2"}), "cloud.aibrix.ai/max-price"),
     "regions": (opted_in(annotations={f"{GROUP}/regions": "us"}), f"{GROUP}/regions"),
     "vast-verified": (opted_in(annotations={"cloud.aibrix.ai/vast-verified": "true"}), "vast-verified"),
     "vast-machine": (opted_in(annotations={"cloud.aibrix.ai/vast-machine-id": "1"}), "vast-machine-id"),
@@ -143,7 +143,7 @@ def test_what_nothing_can_mend_is_refused_before_and_after_other_webhooks(name):
 
 
 def test_every_reason_is_given_at_once():
-    pod = opted_in(nodeName="n", gpus="8", annotations={"cloud.aibrix.ai/max-price": "2"})
+    pod = opted_in(nodeName="n", gpus="8", annotations={"cloud.aibrix.ai/max-price": "-2"})
 
     assert len(mutate(pod).refusals) == 3
 
@@ -194,15 +194,3 @@ def test_a_pod_of_ours_cannot_be_given_more_than_its_machine_has(subresource):
 
     assert len(validate_subresource(opted_in(), subresource=subresource).refusals) == 1
     assert validate_subresource(other, subresource=subresource) == rules.ALLOWED
-
-
-def test_a_pool_of_a_provider_that_is_not_configured_is_allowed_with_a_warning():
-    pool = {"metadata": {}, "spec": {"providers": [{"name": "aws"}, {"name": "modle"}]}}
-
-    verdict = warn_of_pool(pool, configured=frozenset({"aws", "modal"}))
-
-    assert verdict.refusals == ()
-    (warning,) = verdict.warnings
-    assert '"modle"' in warning
-    assert "aws, modal" in warning
-    assert warn_of_pool(pool, configured=frozenset({"aws", "modle"})) == rules.ALLOWED

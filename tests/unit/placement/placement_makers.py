@@ -1,15 +1,17 @@
 """Makers for the pure core: a test names only what its rule is about."""
 
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import Any
 
 from app.api.nodepool import NodePoolSpec
 from app.placement.constraints import NodeConstraints, NodeView
+from app.placement.market import LISTED
 from app.placement.rank import History, Usage, rank
 from app.placement.request import PlacementRequest
 from app.store.blocks import Block, Cause, Scope
 from catalog.offerings import AccountKey, AccountOffers
-from providers.base import Accelerator, Offering, PodUid, Tier, Traits
+from providers.base import Accelerator, Meter, MeterKind, Offering, PodUid, Tier, Traits
 
 NOW = datetime(2026, 1, 2, 12, 0, tzinfo=UTC)
 LATER = NOW + timedelta(minutes=5)
@@ -29,9 +31,18 @@ def a_block(provider: str, *, id: int = 1, kind: str = "capacity", expires_at=LA
 
 
 def offers(
-    provider: str, *regions: str, accelerator: Accelerator | None = H100X8, tiers=BOTH, **traits: Any
+    provider: str,
+    *regions: str,
+    accelerator: Accelerator | None = H100X8,
+    tiers=BOTH,
+    usd: str | None = None,
+    prices: dict[str, str | None] | None = None,
+    **traits: Any,
 ) -> AccountOffers:
-    """An account that offers one shape in each region (none given: without regions) and tier."""
+    """An account that offers one shape in each region (none given: without regions) and tier.
+
+    ``usd`` is what a machine costs an hour (None: not known), ``prices`` the same for single regions.
+    """
     rows = [
         Offering(
             provider=provider,
@@ -40,7 +51,7 @@ def offers(
             tier=tier,
             accelerator=accelerator,
             shape=f"shape-{tier}",
-            meters=(),
+            meters=meters((prices or {}).get(region, usd)),
         )
         for region in regions or ("",)
         for tier in sorted(tiers)
@@ -51,6 +62,10 @@ def offers(
         traits=Traits(tiers=frozenset(tiers), **traits),
         offerings=tuple(rows),
     )
+
+
+def meters(usd: str | None) -> tuple[Meter, ...]:
+    return (Meter(kind=MeterKind.MACHINE, quantity=Decimal(1), usd=None if usd is None else Decimal(usd)),)
 
 
 def view(*accounts: AccountOffers) -> dict[AccountKey, AccountOffers]:
@@ -85,16 +100,19 @@ def a_pool(*providers: str | dict[str, Any], **changes: Any) -> NodePoolSpec:
     )
 
 
-def ranked(request=None, *, pool, offerings, nodes, blocks=(), now=NOW):
+def ranked(
+    request=None, *, pool, offerings, nodes, blocks=(), now=NOW, usage=None, history=None, market=LISTED
+):
     return rank(
         request or a_request(),
         pool=pool,
         offerings=offerings,
         nodes=nodes,
         blocks=blocks,
-        usage=Usage(),
-        history=History(),
+        usage=usage or Usage(),
+        history=history or History(),
         now=now,
+        market=market,
     )
 
 

@@ -1,6 +1,7 @@
 """The walk: which candidate, in which order, and why not the others."""
 
 from datetime import timedelta
+from decimal import Decimal
 
 import pytest
 from hypothesis import given
@@ -22,7 +23,8 @@ from placement_makers import (
 
 from app.api.reasons import SkipReason
 from app.placement.constraints import NodeConstraints
-from app.placement.rank import Candidate, Skip, chosen
+from app.placement.market import Listed
+from app.placement.rank import Candidate, Skip, Usage, chosen
 from providers.base import Accelerator, Completion, Tier
 
 SEED_POOL = a_pool("modal", {"name": "aws", "regions": ["us", "eu-west-1"]})
@@ -74,6 +76,12 @@ def test_the_choice_is_the_first_candidate():
             offers("acme", completion=Completion.NEVER),
             {},
             {"restart_policy": "OnFailure"},
+            SkipReason.COMPLETION,
+        ),
+        (
+            offers("acme", completion=Completion.ENDED),
+            {},
+            {"restart_policy": "Never", "needs_exit_code": True},
             SkipReason.COMPLETION,
         ),
         (offers("acme", max_lifetime_s=3600.0), {}, {"active_deadline_s": 3601}, SkipReason.LIFETIME),
@@ -221,9 +229,59 @@ def test_a_provider_whose_virtual_node_takes_no_pods_is_passed_over(node, word):
     assert word in place.detail
 
 
-def test_a_strategy_that_is_not_built_places_nothing():
-    with pytest.raises(ValueError, match="LowestPrice"):
-        ranked(pool=a_pool("acme", strategy="LowestPrice"), offerings={}, nodes={})
+@pytest.mark.parametrize(
+    ("completion", "restart_policy", "job", "fits"),
+    [
+        (Completion.CODE, "Never", True, True),
+        (Completion.ENDED, "Never", True, False),
+        (Completion.ENDED, "OnFailure", True, False),
+        (Completion.ENDED, "Never", False, True),
+        (Completion.NEVER, "Never", False, False),
+        (Completion.NEVER, "OnFailure", True, False),
+        (Completion.NEVER, "Always", False, True),
+    ],
+)
+def test_work_goes_only_where_what_is_needed_of_its_end_is_told(completion, restart_policy, job, fits):
+    (place,) = ranked(
+        a_request(restart_policy=restart_policy, needs_exit_code=job),
+        pool=a_pool("acme", capacityTypes=["Spot"]),
+        offerings=view(offers("acme", completion=completion)),
+        nodes=nodes("acme"),
+    )
+
+    assert isinstance(place, Candidate) is fits
+
+
+def test_a_deadline_as_long_as_machines_live_is_not_too_long():
+    (place,) = ranked(
+        a_request(active_deadline_s=3600),
+        pool=a_pool("acme", capacityTypes=["Spot"]),
+        offerings=view(offers("acme", max_lifetime_s=3600.0)),
+        nodes=nodes("acme"),
+    )
+
+    assert isinstance(place, Candidate)
+
+
+class Refusing(Listed):
+    def refuses(self, request, account):
+        return "no GPUDirect" if account == ("acme", "default") else None
+
+
+def test_what_an_adapter_can_never_run_is_passed_over_in_its_own_words():
+    first, second = ranked(
+        pool=a_pool("acme", "other", capacityTypes=["Spot"]),
+        offerings=view(offers("acme"), offers("other")),
+        nodes=nodes("acme", "other"),
+        market=Refusing(),
+    )
+
+    assert (first.reason, first.detail, first.for_good) == (
+        SkipReason.REQUEST_UNSUPPORTED,
+        "no GPUDirect",
+        True,
+    )
+    assert isinstance(second, Candidate)
 
 
 # --- properties ----------------------------------------------------------------------------------
@@ -234,22 +292,51 @@ SHAPES = (H100X8, Accelerator(type="H100", count=1), Accelerator(type="A100", co
 
 entries = st.fixed_dictionaries(
     {"name": st.sampled_from(PROVIDERS)},
-    optional={"regions": st.lists(st.sampled_from([*REGIONS, "us"]), min_size=1, max_size=3)},
+    optional={
+        "regions": st.lists(st.sampled_from([*REGIONS, "us"]), min_size=1, max_size=3),
+        "weight": st.integers(1, 5),
+    },
 )
 pools = st.builds(
-    lambda providers, tiers: a_pool(*providers, capacityTypes=tiers),
+    lambda providers, tiers, strategy, extra: a_pool(
+        *({"weight": 1} | entry for entry in providers), capacityTypes=tiers, strategy=strategy, **extra
+    ),
     st.lists(entries, min_size=1, max_size=3, unique_by=lambda entry: entry["name"]),
     st.sampled_from([["Spot"], ["OnDemand"], ["Spot", "OnDemand"], ["OnDemand", "Spot"]]),
+    st.sampled_from(["Ordered", "LowestPrice", "Weighted"]),
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "maxPrice": st.sampled_from(["2", "5"]),
+            "spotMaxPrice": st.sampled_from(["1", "9"]),
+            "limits": st.sampled_from(
+                [{"gpus": 8}, {"gpus": 4}, {"usdPerHour": "6"}, {"gpus": 20, "usdPerHour": "30"}]
+            ),
+            "namespaceSelector": st.sampled_from(
+                [
+                    {},
+                    {"matchLabels": {"team": "a"}},
+                    {"matchExpressions": [{"key": "b", "operator": "Exists"}]},
+                ]
+            ),
+        },
+    ),
 )
 accounts = st.builds(
-    lambda name, regions, shape, tiers, cpu: offers(
-        name, *regions, accelerator=shape, tiers=tiers, needs_accelerator=cpu
+    lambda name, regions, shape, tiers, cpu, prices: offers(
+        name,
+        *regions,
+        accelerator=shape,
+        tiers=tiers,
+        needs_accelerator=cpu,
+        prices=dict(zip(("", *REGIONS), prices, strict=True)),
     ),
     st.sampled_from(PROVIDERS),
     st.lists(st.sampled_from(REGIONS), max_size=3, unique=True),
     st.sampled_from(SHAPES),
     st.sampled_from([frozenset({Tier.SPOT}), frozenset({Tier.ON_DEMAND}), frozenset(Tier)]),
     st.booleans(),
+    st.lists(st.sampled_from([None, "0.5", "2", "2", "7.25"]), min_size=4, max_size=4),
 )
 views = st.lists(accounts, max_size=3).map(lambda rows: view(*rows))
 block_rows = st.builds(
@@ -270,7 +357,24 @@ node_views = st.builds(
     },
     *([st.sets(st.sampled_from(PROVIDERS))] * 3),
 )
-requests = st.builds(a_request, accelerator=st.sampled_from([None, *SHAPES]))
+requests = st.builds(
+    a_request,
+    accelerator=st.sampled_from([None, *SHAPES]),
+    max_usd_per_hour=st.sampled_from([None, Decimal("1"), Decimal("3")]),
+    namespace_labels=st.sampled_from([{}, {"team": "a"}, {"team": "a", "b": ""}]),
+)
+usages = st.builds(
+    lambda counts, gpus, usd, unpriced: Usage(
+        machines={(name, "default"): count for name, count in zip(PROVIDERS, counts, strict=True)},
+        gpus=gpus,
+        usd_per_hour=usd,
+        unpriced=unpriced,
+    ),
+    st.lists(st.integers(0, 9), min_size=3, max_size=3),
+    st.integers(0, 24),
+    st.sampled_from([Decimal(0), Decimal("4"), Decimal("29")]),
+    st.sampled_from([0, 0, 1]),
+)
 situations = st.fixed_dictionaries(
     {
         "request": requests,
@@ -278,10 +382,12 @@ situations = st.fixed_dictionaries(
         "offerings": views,
         "nodes": node_views,
         "blocks": st.lists(block_rows, max_size=5),
+        "usage": usages,
     }
 )
 
 
+@pytest.mark.behaviour(37, 38, 41, 44, 46, 66, 70, 71, 72, 73, 74)
 @given(situation=situations)
 def test_no_candidate_is_one_that_a_filter_excludes(situation):
     request, pool, accounts = situation["request"], situation["pool"], situation["offerings"]
@@ -301,6 +407,8 @@ def test_no_candidate_is_one_that_a_filter_excludes(situation):
             assert place.offerings
         else:
             assert not account.traits.needs_accelerator
+        assert pool.namespace_selector is None or pool.namespace_selector.selects(request.namespace_labels)
+        assert_affordable(place, request, pool, situation["usage"])
         for row in place.offerings:
             assert row in account.offerings
             assert row.tier is place.tier
@@ -321,15 +429,47 @@ def test_no_candidate_is_one_that_a_filter_excludes(situation):
             assert not excluded
 
 
+def assert_affordable(place, request, pool, usage):
+    """No ceiling is passed and no limit either, and what was not known was not taken for nothing."""
+    price = place.usd_per_hour
+    spot = pool.spot_max_price if place.tier is Tier.SPOT else None
+    ceilings = [
+        amount
+        for amount in (spot if spot is not None else pool.max_price, request.max_usd_per_hour)
+        if amount is not None
+    ]
+    assert price == (place.offerings[0].usd_per_hour if place.offerings else None)
+    if ceilings:
+        assert price is not None
+        assert price <= place.max_usd_per_hour <= min(ceilings)
+    if pool.limits is None:
+        return
+    if pool.limits.gpus is not None and request.accelerator:
+        assert usage.gpus + request.accelerator.count <= pool.limits.gpus
+    if pool.limits.usd_per_hour is not None:
+        assert not usage.unpriced
+        assert usage.usd_per_hour + place.max_usd_per_hour <= pool.limits.usd_per_hour
+        assert place.max_usd_per_hour == price
+
+
+@pytest.mark.behaviour(64)
 @given(situation=situations)
-def test_the_tier_is_the_outermost_axis_and_providers_keep_their_order(situation):
+def test_the_tier_is_the_outermost_axis_and_inside_it_the_strategy_orders(situation):
     pool = situation["pool"]
     tiers = [tier.value for tier in pool.capacity_types]
     names = [entry.name for entry in pool.providers]
 
-    order = [(tiers.index(place.tier), names.index(place.provider)) for place in ranked(**situation)]
+    places = ranked(**situation)
+    order = [(tiers.index(place.tier), names.index(place.provider)) for place in places]
 
-    assert order == sorted(order)
+    assert [tier for tier, _ in order] == sorted(tier for tier, _ in order)
+    if pool.strategy == "Ordered":
+        assert order == sorted(order)
+    if pool.strategy == "LowestPrice":
+        ranks = [
+            (tiers.index(place.tier), place.usd_per_hour is None, place.usd_per_hour or 0) for place in places
+        ]
+        assert ranks == sorted(ranks)
     assert set(order) == {(tier, name) for tier in range(len(tiers)) for name in range(len(names))}
 
 

@@ -1,5 +1,7 @@
 """What is read from a Pod."""
 
+from decimal import Decimal
+
 import pytest
 
 from app.placement.request import InvalidRequest, pool_name, request_of, template_of
@@ -14,7 +16,7 @@ def a_container(limit=None, request=None, **changes):
         resources["limits"] = {GPU: limit}
     if request is not None:
         resources["requests"] = {GPU: request}
-    return {"name": "workload", "resources": resources} | changes
+    return {"name": "workload", "image": "app:1", "resources": resources} | changes
 
 
 def a_pod(*containers, labels=None, annotations=None, owners=(), **spec):
@@ -83,8 +85,48 @@ def test_a_count_that_cannot_be_meant_is_an_invalid_request(limit, kind, says):
 
 
 def test_an_annotation_that_would_be_ignored_is_an_invalid_request():
-    with pytest.raises(InvalidRequest, match="max-price"):
-        request_of(a_pod(annotations={"cloud.aibrix.ai/max-price": "2"}))
+    with pytest.raises(InvalidRequest, match="regions"):
+        request_of(a_pod(annotations={"nebula.inftyai.com/regions": "us"}))
+
+
+@pytest.mark.parametrize("text", ["$2", "", "0", "-1", "1e3", "two", "2,50"])
+def test_a_ceiling_that_is_no_price_is_an_invalid_request(text):
+    with pytest.raises(InvalidRequest, match=r"annotation cloud\.aibrix\.ai/max-price: .* dollars"):
+        request_of(a_pod(annotations={"cloud.aibrix.ai/max-price": text}))
+
+
+def test_the_authors_own_ceiling_is_read_exactly():
+    request = request_of(a_pod(annotations={"cloud.aibrix.ai/max-price": "2.123456789"}))
+
+    assert request.max_usd_per_hour == Decimal("2.123456789")
+    assert request_of(a_pod()).max_usd_per_hour is None
+
+
+@pytest.mark.parametrize(
+    ("owner", "needed"),
+    [
+        ({"apiVersion": "batch/v1", "kind": "Job", "uid": "j", "controller": True}, True),
+        ({"apiVersion": "batch/v1", "kind": "Job", "uid": "j"}, False),
+        ({"apiVersion": "example.com/v1", "kind": "Job", "uid": "j", "controller": True}, False),
+        ({"apiVersion": "apps/v1", "kind": "ReplicaSet", "uid": "r", "controller": True}, False),
+    ],
+    ids=["job", "not-its-controller", "another-job", "replicaset"],
+)
+def test_only_a_job_needs_the_exit_code(owner, needed):
+    assert request_of(a_pod(owners=[owner])).needs_exit_code is needed
+
+
+def test_prices_are_asked_for_with_what_would_run():
+    container = a_container("8", resources={"limits": {GPU: "8", "ephemeral-storage": "20Gi"}})
+
+    workload = request_of(a_pod(container, labels={TYPE: "h100"})).workload
+
+    assert workload.disk_bytes == 20 * 2**30
+    assert workload.accelerator.key == "h100:8"
+
+
+def test_a_pod_that_cannot_run_anywhere_is_still_a_request():
+    assert request_of(a_pod(a_container(), a_container())).workload is None
 
 
 def test_an_option_too_long_for_a_claim_is_an_invalid_request():
