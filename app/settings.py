@@ -7,6 +7,7 @@ seconds as `float`; each has a floor below which it is refused.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -30,6 +31,10 @@ FAST: dict[str, Any] = {
     "first_seen_grace_s": 0.5,
     "stale_retry_s": 0.5,
     "unbound_after_s": 5.0,
+    "restart_base_s": 1.0,
+    "restart_max_s": 4.0,
+    "restart_reset_s": 20.0,
+    "silence_s": 2.0,
     "list_busy_s": 0.2,
     "list_rest_s": 1.0,
 }
@@ -119,6 +124,9 @@ class Settings(BaseModel):
     providers: tuple[ProviderEntry, ...] = Field(
         (), description="Accounts to use: NAME[/ACCOUNT][=ADAPTER][,KEY=VALUE...], apart by spaces."
     )
+    catalog_dir: str | None = Field(
+        None, description="Folder of ADAPTER.csv files, each in the place of ours of that name."
+    )
 
     kubeconfig: str | None = Field(None, description="Default: in-cluster, else the usual kubeconfig rules.")
     namespace: str = Field("nebula-system", description="Where the Lease and our Secrets live.")
@@ -158,6 +166,14 @@ class Settings(BaseModel):
         5.0, description="How often a Pod looks whether an older one's claim is gone."
     )
     unbound_after_s: Seconds = Field(120.0, description="A placed Pod not bound by then is released.")
+    restart_base_s: Seconds = Field(
+        10.0, description="CrashLoopBackOff: the first wait, and an owner's between two machines."
+    )
+    restart_max_s: Seconds = Field(300.0, description="CrashLoopBackOff: the longest wait.")
+    restart_reset_s: Seconds = Field(600.0, description="A workload that ran for so long was in no loop.")
+    silence_s: Seconds = Field(
+        60.0, description="A cloud without a whole list for so long is shown as silent."
+    )
     list_busy_s: Seconds = Field(1.0, description="How often a cloud is listed while something changes.")
     list_rest_s: Seconds = Field(15.0, description="How often a cloud is listed at rest.")
     node_lease_s: Seconds = Field(10.0, description="How often a virtual node's Lease is renewed.")
@@ -190,6 +206,8 @@ class Settings(BaseModel):
             raise ValueError("lease-renew-s < lease-deadline-s < lease-duration-s must hold")
         if self.backoff_base_s > self.backoff_max_s:
             raise ValueError("backoff-base-s must not exceed backoff-max-s")
+        if self.restart_base_s > self.restart_max_s:
+            raise ValueError("restart-base-s must not exceed restart-max-s")
         if self.list_busy_s > self.list_rest_s:
             raise ValueError("list-busy-s must not exceed list-rest-s")
         return self
@@ -212,7 +230,9 @@ def load(flags: Mapping[str, Any], env: Mapping[str, str]) -> Settings:
             if value != "":
                 given[field], source[field] = value, key
         elif key not in OTHER_VARIABLES:
-            errors.append(f"{key}: no such option")
+            near = get_close_matches(field, Settings.model_fields, n=1)
+            hint = f"; did you mean {ENV_PREFIX}{near[0].upper()}?" if near else ""
+            errors.append(f"{key}: no such option{hint}")
     for field, value in flags.items():
         if value is not None:
             given[field], source[field] = value, flag_of(field)

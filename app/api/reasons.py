@@ -84,6 +84,7 @@ class PodReason(StrEnum):
     PROVISION_FAILED = "ProvisionFailed"
     FAILED = "Failed"
     TERMINATED = "Terminated"
+    DEADLINE_EXCEEDED = "DeadlineExceeded"  # activeDeadlineSeconds, in a kubelet's own words
     PREEMPTED = "Preempted"  # a spot reclaim; comes with the condition DisruptionTarget
 
 
@@ -96,6 +97,7 @@ class PodMessage(StrEnum):
     FAILED = "external instance entered a failed state"
     GONE = "external instance is gone"
     TERMINATED = "external instance terminated"
+    DEADLINE = "Pod was active on the node longer than the specified deadline"
 
 
 def retrying_message(error: str) -> str:
@@ -115,6 +117,7 @@ class DeferralReason(StrEnum):
     ALL_BLOCKED = "all_blocked"
     NO_CANDIDATE = "no_candidate"
     STALE_CLAIM = "stale_claim"
+    OWNER_BACKOFF = "owner_backoff"  # its owner's Pods end by themselves, again and again
 
 
 class SkipReason(StrEnum):

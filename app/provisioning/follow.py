@@ -294,6 +294,7 @@ def _row(ref: Ref, machine: Machine | None, *, gone: bool) -> dict[str, object]:
         "account": ref.account,
         "resource_id": ref.resource_id,
         "running": state is MachineState.RUNNING,
+        "again": state is MachineState.RUNNING and end is None and not gone,
         "exited": end is not None or state in (MachineState.EXITED, MachineState.GONE),
         "gone": gone,
         "provider_created_at": machine.created_at if machine else None,
@@ -305,14 +306,16 @@ def _row(ref: Ref, machine: Machine | None, *, gone: bool) -> dict[str, object]:
 
 
 def _merge(waiting: dict[tuple[str, str, str], dict[str, object]], row: dict[str, object]) -> None:
-    """One row a machine in a batch: a later fact joins an earlier one, and takes nothing from it."""
+    """One row a machine in a batch: a later fact joins an earlier one, and takes nothing but an end."""
     key = (str(row["provider"]), str(row["account"]), str(row["resource_id"]))
     old = waiting.get(key)
-    if old is not None:
+    if old is not None and row["again"]:
+        row = row | {name: row[name] or old[name] for name in ("provider_created_at", "gone")}
+    elif old is not None:
         row = {
             name: row[name] or old[name] if name != "exit_code" else _first(row[name], old[name])
             for name in row
-        }
+        } | {"again": False}
     waiting[key] = row
 
 

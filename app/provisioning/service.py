@@ -15,6 +15,7 @@ from app.inventory.records import Recorder
 from app.inventory.rounds import AccountKey, Inventory
 from app.provisioning.core import Core
 from app.provisioning.follow import Follower
+from app.provisioning.keep import Keeper
 from app.provisioning.model import ClaimPort, ClaimSpec, Leadership, Outcome, Policy, Release, View
 from app.provisioning.release import Releaser
 from app.provisioning.rent import Renter
@@ -58,6 +59,7 @@ class Provisioning:
         )
         self._renter, self._releaser = Renter(self._core), Releaser(self._core)
         self._recorder = Recorder(self.inventory, engine=engine, installation=installation)
+        self.keep = Keeper(self._core)
         self._follower = Follower(self._core, port=port, release=self._releaser.release)
 
     def on_change(self, listener: Callable[[ClaimUid], None]) -> None:
@@ -101,6 +103,7 @@ class Provisioning:
             tasks.create_task(self.inventory.run(), name="inventory")
             tasks.create_task(self._recorder.run(), name="inventory-rows")
             tasks.create_task(self._follower.run(), name="follow")
+            tasks.create_task(self.keep.run(), name="keep")
 
     def _scope(self, key: AccountKey) -> set[str]:
         """Every region that a pool may place into, or that a rental is or was in."""

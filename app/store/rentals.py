@@ -487,18 +487,25 @@ _OBSERVE = text("""
     update run set
         first_seen_at = coalesce(first_seen_at, clock_timestamp()),
         running_at = coalesce(running_at, case when :running then clock_timestamp() end),
-        exited_at = coalesce(exited_at, case when :exited then clock_timestamp() end),
+        exited_at = case when :again then null
+            else coalesce(exited_at, case when :exited then clock_timestamp() end) end,
         gone_at = coalesce(gone_at, case when :gone then clock_timestamp() end),
         provider_created_at = coalesce(provider_created_at, :provider_created_at),
         provider_started_at = coalesce(provider_started_at, :provider_started_at),
-        provider_ended_at = coalesce(provider_ended_at, :provider_ended_at),
-        end_reason = coalesce(end_reason, :end_reason), exit_code = coalesce(exit_code, :exit_code)
+        provider_ended_at = case when :again then null
+            else coalesce(provider_ended_at, :provider_ended_at) end,
+        end_reason = case when :again then null else coalesce(end_reason, :end_reason) end,
+        exit_code = case when :again then null else coalesce(exit_code, :exit_code) end
     where provider = :provider and account = :account and resource_id = :resource_id
 """)
 
 
 async def observe(conn: AsyncConnection, rows: Sequence[Mapping[str, Any]]) -> None:
-    """First moments and ends of runs, each column written once; sorted here, for one lock order."""
+    """First moments and ends of runs, each column written once; sorted here, for one lock order.
+
+    But ``again``: the machine runs, and so an end of its workload that was told before has been undone by a
+    restart.
+    """
     if rows:
         ordered = sorted(rows, key=lambda row: (row["provider"], row["account"], row["resource_id"]))
         await conn.execute(_OBSERVE, ordered)

@@ -1,21 +1,22 @@
 """The Pods of one virtual node, from bound to gone. Level-triggered: every look starts from what is true now.
 
-Three queues, all keyed by Pod UID, so that nothing waits for what it does not need: ``follow`` decides and
-writes status and asks no cloud; ``rent`` calls ``ensure``; ``end`` calls ``release``. So a Pod is let go
-while its create still waits for an answer, and a cloud that hangs delays no other Pod's status.
+Four queues, all keyed by Pod UID, so that nothing waits for what it does not need: ``follow`` decides and
+writes status and asks no cloud; ``rent`` calls ``ensure``; ``end`` calls ``release``; ``care`` asks a running
+workload to stop or to start again. So a Pod is let go while its create still waits for an answer, and a cloud
+that hangs delays no other Pod's status.
 
 Invariants: nothing is rented without a claim that carries this Pod's UID, provider and account; a terminal
 phase and a delete are only written for the very version of the Pod that was looked at; a Pod leaves only
-when the end of every machine known for it was accepted; nothing is ever given up. Until restarts on the same
-machine exist, a workload that ended is over whatever its restartPolicy: a Deployment's Pod that exits with 0
-becomes Succeeded, and its owner makes the next.
+when the end of every machine known for it was accepted; nothing is ever given up; no restart of a workload
+rents a machine. Where the cloud cannot start a workload again, its Pod is over whatever its restartPolicy,
+and its owner's next one waits (a row that placement reads).
 """
 
 import asyncio
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 
 import structlog
 
@@ -29,7 +30,16 @@ from app.kube.client import Kube, Obj
 from app.kube.environment import Note
 from app.kube.errors import Conflict, KubeError, Replaced
 from app.kube.events import Recorder
-from app.kube.orders import CONFIG_PROBLEM, Order, Unusable, WatchedPort, order_of, policy_of, pool_of
+from app.kube.orders import (
+    CONFIG_PROBLEM,
+    Order,
+    Unusable,
+    WatchedPort,
+    controller_of,
+    order_of,
+    policy_of,
+    pool_of,
+)
 from app.kube.queue import Again, WorkQueue, run_workers
 from app.provisioning import metrics
 from app.provisioning.model import (
@@ -41,20 +51,23 @@ from app.provisioning.model import (
     Released,
     Releasing,
     Rented,
+    View,
     Waiting,
     Why,
 )
 from app.provisioning.service import Provisioning
 from app.settings import Settings
-from app.vnode import status
+from app.store.backoffs import Failure
+from app.vnode import restarts, status
+from app.vnode.care import Care, Cut, Loop, attend
 from app.vnode.order import is_daemon, is_replaced_by_owner
 from app.vnode.status import Wanted, has_started, is_leaving, is_over, is_running
-from providers.base import ClaimUid
+from providers.base import ClaimUid, End, Machine, MachineState
 
 log = structlog.get_logger()
 
 CLAIMS_BY_POD = "vnode-pod-uid"
-FOLLOWERS, RENTERS, ENDERS = 16, 64, 64  # a create may take 90 s, so many are under way at once
+FOLLOWERS, RENTERS, ENDERS, CARERS = 16, 64, 64, 32  # a create may take 90 s, so many are under way at once
 CLAIM_LAG_S = 2.0  # two watches: a bound Pod may be seen before the claim that was made for it
 RENT_QUIET_S = 1.0  # a request that is answered sooner is not worth a write of its own
 BOOT_QUIET_S = 0.5  # beside two rounds of the list: a machine that boots at once costs one write, Ready
@@ -62,6 +75,7 @@ BACKLOG_QUIET_S, QUIET_MAX_S = 0.05, 30.0  # more for each Pod in a burst: its w
 RETRY_TEXT_S = 30.0  # how often the reason why nothing happens yet may change its words
 CONFLICT_S = 0.2
 PROBLEM_RETRY_MAX_S = 15.0  # what the Pod refers to is looked for again at least so often
+CUT_OFF_BEFORE = "the workload was to be cut off before its controller was started again"
 TROUBLE_AFTER = 3  # releases in a row without an accepted terminate, before people are told
 
 
@@ -83,12 +97,13 @@ class Course:
     written: Obj | None = None
     written_at: float = float("-inf")
     deleted: bool = False
+    care: Care = field(default_factory=Care)
 
     def serve(self, claim: ClaimUid) -> None:
         """Begin anew for another candidate of the Pod."""
         if self.claim_uid != claim:
             self.claim_uid, self.queued, self.outcome, self.problem = claim, False, None, None
-            self.problems = 0
+            self.problems, self.care = 0, Care()
             self.unanswered, self.rented_at, self.release, self.troubles = False, None, None, 0
 
     @property
@@ -125,7 +140,7 @@ class Lifecycle:
         self._provisioning, self._settings, self._events = provisioning, settings, events
         self._now, self._clock, self._rng = now, clock, rng
         self._courses: dict[str, Course] = {}
-        self._follow, self._rent, self._end = (self._queue() for _ in range(3))
+        self._follow, self._rent, self._end, self._care = (self._queue() for _ in range(4))
 
     def touch(self, uid: str) -> None:
         """Look at the Pod again; any UID may be given."""
@@ -140,6 +155,16 @@ class Lifecycle:
             self._end.add(uid)
         self._follow.add(uid)
 
+    def kill(self, uid: str, message: str) -> None:
+        """A probe has found the workload dead: cut its run off, and do what its restartPolicy says.
+
+        ``message`` is shown as how the run ended. Of no effect while an earlier kill is under way.
+        """
+        course = self._courses.get(uid)
+        if course is not None and course.care.killed is None:
+            course.care.killed, course.care.killed_at = message, self._now()
+            self._follow.add(uid)
+
     def pools_changed(self) -> None:
         """A pool has come or changed: try what failed for want of one."""
         for uid, course in self._courses.items():
@@ -153,6 +178,7 @@ class Lifecycle:
                 (self._follow, self._follow_one, FOLLOWERS, "follow"),
                 (self._rent, self._rent_one, RENTERS, "rent"),
                 (self._end, self._end_one, ENDERS, "end"),
+                (self._care, self._care_one, CARERS, "care"),
             ):
                 label = f"vnode-{name}"
                 working = run_workers(queue, work, workers=workers, name=label, expected=(KubeError,))
@@ -213,8 +239,11 @@ class Lifecycle:
             return await self._let_go(pod, course, claims)
         if is_over(pod):
             return await self._after_the_end(pod, course, claims)
+        left_s = self._deadline(pod, course)
+        if course.care.cut is not None:
+            return await self._cut(pod, course, course.care.cut)
         if serving is not None:
-            return await self._serve(pod, course, serving)
+            return _sooner(await self._serve(pod, course, serving), left_s)
         if claims:  # somebody has deleted the claim under the Pod
             return await self._lose(pod, course)
         return await self._without_claim(pod, course)
@@ -226,14 +255,16 @@ class Lifecycle:
         return None
 
     async def _let_go(self, pod: Obj, course: Course, claims: list[Obj]) -> Again | None:
-        """Deleted: give the machine back, then confirm."""
+        """Deleted: let the workload end within its grace, give the machine back, then confirm."""
         if claims and not course.let_go:
-            if course.release is None:
-                self._end.add(pod["metadata"]["uid"])
-            return None
+            grace_s = restarts.grace_s(pod)
+            since = datetime.fromisoformat(pod["metadata"]["deletionTimestamp"]) - timedelta(seconds=grace_s)
+            return self._end_gently(pod, course, since=since, grace_s=grace_s)
         if pod["metadata"].get("finalizers") and not is_over(pod):
-            machine = self._provisioning.view(course.claim_uid).machine if course.claim_uid else None
-            pod = await self._write(pod, course, status.terminated(pod, machine, now=self._now()))
+            wanted = status.terminated(
+                pod, self._machine(course), stopped=course.care.stopped, now=self._now()
+            )
+            pod = await self._write(pod, course, wanted)
         await self._delete(pod, course)
         return None
 
@@ -273,6 +304,8 @@ class Lifecycle:
         if isinstance(outcome, Over) or view.state in ("ending", "ended"):
             return await self._lose(pod, course)
         if view.ref is not None:
+            if view.machine is not None and (end := self._end_of_run(pod, course, view)) is not None:
+                return await self._after_a_run(pod, course, spec, view.machine, end)
             wanted = status.project(pod, view, now=now)
         elif has_started(pod):
             wanted = None  # it runs as far as anybody knows, and this process is still finding out
@@ -288,6 +321,8 @@ class Lifecycle:
             return Again(wait_s)
         before = is_running(pod)
         await self._write(pod, course, wanted)
+        if wanted.reason is PodReason.RUNNING:
+            course.care.loop = None
         if wanted.reason is PodReason.RUNNING and not before:
             made = datetime.fromisoformat(claim["metadata"]["creationTimestamp"])
             metrics.became_ready(spec, took_s=(now - made).total_seconds())
@@ -296,11 +331,172 @@ class Lifecycle:
     async def _lose(self, pod: Obj, course: Course) -> Again | None:
         """The claim is in release, so the Pod must not run: it is over once the machine's end is accepted."""
         if course.let_go:
-            machine = self._provisioning.view(course.claim_uid).machine if course.claim_uid else None
-            await self._write(pod, course, status.terminated(pod, machine, now=self._now()))
+            await self._write(pod, course, status.terminated(pod, self._machine(course), now=self._now()))
         elif course.release is None:
             self._end.add(pod["metadata"]["uid"])
         return None
+
+    def _machine(self, course: Course) -> Machine | None:
+        return self._provisioning.view(course.claim_uid).machine if course.claim_uid else None
+
+    # --- runs of the workload, and their ends ---
+
+    def _end_of_run(self, pod: Obj, course: Course, view: View) -> End | None:
+        """How a run ended that another may follow; None while it goes on, and where its end is the Pod's."""
+        machine, care = view.machine, course.care
+        if machine is None or view.gone:
+            return None
+        if (own := restarts.own_end(machine)) is not None:
+            return own if restarts.wants_restart(pod, own) else None
+        if machine.state is not MachineState.RUNNING:
+            return None
+        if care.loop is not None and machine.started_at is not None:
+            if care.loop.run == machine.started_at:
+                return care.loop.end  # an old sight, or a run that is only being cut off
+        elif care.loop is None and care.killed is None and machine.started_at is not None:
+            container = restarts.container_of(pod)
+            if restarts.tells_of(container, machine):  # a former leader meant to cut it off
+                care.killed, care.killed_at = CUT_OFF_BEFORE, self._now()
+        return restarts.killed(care.killed, now=care.killed_at or self._now()) if care.killed else None
+
+    async def _after_a_run(
+        self, pod: Obj, course: Course, spec: ClaimSpec, machine: Machine, end: End
+    ) -> Again | None:
+        """The workload has ended, or is to: start it again on its machine, or else that was the last run."""
+        able, care, settings = self._provisioning.keep.restarts(self._key), course.care, self._settings
+        if able is None:
+            return Again(settings.backoff_max_s)  # unknown changes nothing
+        if not able or care.unable or not restarts.wants_restart(pod, end):
+            return await self._after_the_last_run(pod, course, spec, machine, end)
+        loop, clock = care.loop, self._clock()
+        if loop is None or loop.run != machine.started_at:
+            container = restarts.container_of(pod)
+            another = loop is not None or not restarts.tells_of(container, machine)
+            crashes = container.get("restartCount", 0) if care.crashes is None else care.crashes
+            if restarts.ran_s(machine, end) >= settings.restart_reset_s:
+                crashes = 0
+            wait_s = restarts.wait_s(crashes, base_s=settings.restart_base_s, max_s=settings.restart_max_s)
+            waited_s = 0.0
+            if (
+                care.crashes is None and end.at is not None
+            ):  # a former leader may have waited for a part of it
+                waited_s = max(0.0, (self._now() - end.at).total_seconds())
+            loop = care.loop = Loop(
+                run=machine.started_at,
+                end=end,
+                wait_s=wait_s,
+                due_at=clock + max(0.0, wait_s - waited_s),
+                told=not another,
+            )
+            care.crashes = crashes + 1
+        if not loop.told:
+            another = restarts.between_runs(restarts.container_of(pod))
+            wanted = status.between(
+                pod, machine, loop.end, wait_s=loop.wait_s, another=another, now=self._now()
+            )
+            pod = await self._write(pod, course, wanted)
+            loop.told = True
+            if loop.wait_s > 0:
+                self._events.note(pod, type="Warning", reason="BackOff", message=status.RESTARTING)
+        if loop.asked:
+            return None
+        if (left_s := loop.due_at - clock) > 0:
+            return Again(left_s)
+        self._care.add(pod["metadata"]["uid"])
+        return None
+
+    async def _after_the_last_run(
+        self, pod: Obj, course: Course, spec: ClaimSpec, machine: Machine, end: End
+    ) -> Again | None:
+        """No further run on this machine. An owner that would have had one waits for its next machine."""
+        care, owner = course.care, controller_of(pod)
+        if restarts.wants_restart(pod, end) and owner is not None and not care.counted:
+            code = "an unknown code" if end.exit_code is None else f"code {end.exit_code}"
+            care.failure = Failure(
+                owner_uid=owner["uid"],
+                claim_uid=spec.uid,
+                message=f"{_name(pod)} ended with {code}",
+                ran_s=restarts.ran_s(machine, end),
+            )
+            self._care.add(pod["metadata"]["uid"])
+            return None
+        if care.killed is None:
+            await self._write(pod, course, status.ended(pod, machine, now=self._now()))
+            return None
+        since = care.killed_at or self._now()
+        care.cut = Cut(reason=PodReason.FAILED, message=care.killed, since=since)
+        return await self._cut(pod, course, care.cut)
+
+    def _deadline(self, pod: Obj, course: Course) -> float | None:
+        """Seconds until ``activeDeadlineSeconds`` is over; once it is, the Pod's work is cut off."""
+        deadline, machine = restarts.deadline_of(pod), self._machine(course)
+        if deadline is None or course.care.cut is not None:
+            return None
+        left_s = (deadline - self._now()).total_seconds()
+        own = restarts.own_end(machine)
+        if left_s <= 0 and (own is None or restarts.wants_restart(pod, own)):
+            course.care.cut = Cut(
+                reason=PodReason.DEADLINE_EXCEEDED, message=PodMessage.DEADLINE, since=deadline
+            )
+        return max(0.05, left_s)
+
+    async def _cut(self, pod: Obj, course: Course, cut: Cut) -> Again | None:
+        """End the Pod's work within its grace, and say so once the machine's end is accepted."""
+        if not course.let_go:
+            return self._end_gently(pod, course, since=cut.since, grace_s=restarts.grace_s(pod))
+        wanted = status.cut_off(
+            pod, self._machine(course), reason=cut.reason, message=cut.message, now=self._now()
+        )
+        await self._write(pod, course, wanted)
+        return None
+
+    def _end_gently(self, pod: Obj, course: Course, *, since: datetime, grace_s: float) -> Again | None:
+        """Release the machine, but not while a workload that can hear of its end may still use its grace.
+
+        The hook's sleep is a part of the grace. A grace that got shorter meanwhile is told to the cloud, too.
+        """
+        uid, care, machine = pod["metadata"]["uid"], course.care, self._machine(course)
+        if course.release is not None:
+            return None
+        stop_by = since + timedelta(seconds=grace_s)
+        now = self._now()
+        left_s = min(grace_s, (stop_by - now).total_seconds())
+        up = machine is not None and machine.state is MachineState.RUNNING
+        if left_s <= 0 or not up or care.stop_useless or not self._provisioning.keep.stops(self._key):
+            self._end.add(uid)
+            return None
+        sleep_left_s = (since + timedelta(seconds=restarts.sleep_s(pod)) - now).total_seconds()
+        if sleep_left_s > 0:
+            return Again(min(sleep_left_s, left_s))
+        if care.stop_by is None or stop_by < care.stop_by:
+            care.stop_by, care.stop_told = stop_by, False
+        if not care.stop_told:
+            self._care.add(uid)
+        return Again(left_s)
+
+    async def _care_one(self, uid: str) -> Again | None:
+        pod, course = self._pod(uid), self._courses.get(uid)
+        if pod is None or course is None or is_over(pod) or course.release is not None:
+            return None
+        claim = next(
+            (one for one in self._claims_of(pod) if one["metadata"]["uid"] == course.claim_uid), None
+        )
+        specs = _readable([claim]) if claim is not None else []
+        if not specs:
+            return None
+        if is_leaving(pod) or course.care.cut is not None:
+            course.care.loop = None  # its last run is over
+        with structlog.contextvars.bound_contextvars(pod=_name(pod), claim=_names([claim] if claim else [])):
+            try:
+                return await attend(
+                    course.care,
+                    specs[0],
+                    keeper=self._provisioning.keep,
+                    settings=self._settings,
+                    now=self._now,
+                )
+            finally:
+                self._follow.add(uid)
 
     async def _without_claim(self, pod: Obj, course: Course) -> Again | None:
         """No claim names this Pod and this account: nothing may be rented, whatever the Pod says."""
@@ -488,7 +684,10 @@ class Lifecycle:
 
     async def _release(self, pod: Obj, course: Course, claims: list[Obj]) -> Again | None:
         """Release every claim of the Pod here; the one that is furthest from its end counts."""
+        cut = course.care.cut
         reason = "pod deleted" if is_leaving(pod) else "pod over" if is_over(pod) else "claim in release"
+        if cut is not None and not is_leaving(pod):
+            reason = str(cut.message)
         pending: list[Releasing] = []
         for spec in _readable(claims):
             release = await self._provisioning.release(spec, port=self._door, reason=reason)
@@ -504,6 +703,13 @@ class Lifecycle:
             text = f"the machine is not given back yet, and will be: {slowest.message}"
             self._events.note(pod, type="Warning", reason="TerminateRetrying", message=text)
         return Again(min(each.after_s for each in pending))
+
+
+def _sooner(again: Again | None, left_s: float | None) -> Again | None:
+    """The earlier of two moments to look again."""
+    if left_s is None:
+        return again
+    return Again(left_s if again is None else min(left_s, again.after_s))
 
 
 def _needs_workload(outcome: Outcome) -> bool:

@@ -16,11 +16,14 @@ from app.api.reasons import PodMessage, PodReason
 from app.kube.client import Obj
 from app.kube.patches import POD_STATUS_KEYS, condition, diff, pod_status, timestamp, whole_list
 from app.provisioning.model import View
+from app.vnode.restarts import BY_ITSELF, between_runs, last_state
 from providers.base import End, EndReason, Machine, MachineState
 
 LOST_CODE = 137
 LOST_REASON = "ContainerStatusUnknown"  # what a kubelet says when it cannot tell how a container ended
 DISRUPTED = "DisruptionTarget"  # Jobs may be told not to count such an end
+CRASH_LOOP = "CrashLoopBackOff"
+RESTARTING = "the workload has ended, and is started again on its machine"
 UNANSWERED = "ProvisionUnknown"  # reason of `DISRUPTED` when the cloud never said whether it rented
 
 
@@ -138,7 +141,7 @@ def running(pod: Obj, machine: Machine, *, now: datetime) -> Wanted:
 def ended(pod: Obj, machine: Machine | None, *, now: datetime) -> Wanted:
     """The end as the cloud tells it. ``machine`` None: it is gone, and nobody knows why."""
     end = machine.end if machine is not None and machine.end is not None else End(reason=EndReason.UNKNOWN)
-    by_itself = end.reason in (EndReason.COMPLETED, EndReason.UNKNOWN)
+    by_itself = end.reason in BY_ITSELF
     if by_itself and end.exit_code is not None:
         return _exited(pod, machine, end, end.exit_code, now=now)
     match end.reason:
@@ -158,6 +161,45 @@ def ended(pod: Obj, machine: Machine | None, *, now: datetime) -> Wanted:
     return _failed(pod, reason, message, now=now, machine=machine, code=code, at=end.at, disrupted=disrupted)
 
 
+def between(pod: Obj, machine: Machine, end: End, *, wait_s: float, another: bool, now: datetime) -> Wanted:
+    """A run is over, and the next begins on the same machine in ``wait_s``: the Pod itself stays Running.
+
+    ``another``: the last run that the status tells of is not this one, and was followed by it.
+    """
+    terminated = _own_end(machine, end, now=now)
+    back_off = {"reason": CRASH_LOOP, "message": f"back-off {wait_s:g}s restarting failed container"}
+    containers = _containers(pod, state=lambda before: terminated(before), machine=machine, another=another)
+    if wait_s > 0:
+        for container in containers:
+            container["lastState"], container["state"] = container["state"], {"waiting": back_off}
+    status = _of(
+        pod,
+        phase="Running",
+        reason=PodReason.RUNNING,
+        message=RESTARTING,
+        now=now,
+        containers=containers,
+        conditions={
+            "PodReadyToStartContainers": ("True", ""),
+            "Initialized": ("True", ""),
+            **{
+                kind: said
+                for kind, said in _not_ready(pod, "ContainersNotReady").items()
+                if kind in ("ContainersReady", "Ready")
+            },
+        },
+    )
+    return Wanted(reason=PodReason.RUNNING, message=RESTARTING, status=status)
+
+
+def cut_off(pod: Obj, machine: Machine | None, *, reason: PodReason, message: str, now: datetime) -> Wanted:
+    """We ended it before its work was done: past its deadline, or found dead by a probe."""
+    if machine is None and not has_started(pod):
+        return _never_ran(pod, reason, message, now=now)
+    code, at = _code_of(machine)
+    return _failed(pod, reason, message, now=now, machine=machine, code=code or None, at=at)
+
+
 def provision_failed(pod: Obj, *, message: str, now: datetime) -> Wanted:
     """Refused: no container ever ran, so none is shown as ended."""
     return _never_ran(pod, PodReason.PROVISION_FAILED, message, now=now)
@@ -168,12 +210,19 @@ def unanswered(pod: Obj, *, message: str, now: datetime) -> Wanted:
     return _never_ran(pod, PodReason.FAILED, message, now=now, disrupted=UNANSWERED)
 
 
-def terminated(pod: Obj, machine: Machine | None, *, now: datetime) -> Wanted:
-    """We ended the machine, or never rented one. An end of its own that came first counts instead."""
-    if machine is not None and machine.end is not None and machine.end.reason is EndReason.COMPLETED:
-        return ended(pod, machine, now=now)
+def terminated(pod: Obj, machine: Machine | None, *, stopped: bool = False, now: datetime) -> Wanted:
+    """We ended the machine, or never rented one. An end of its own that came first counts instead.
+
+    ``stopped``: the workload was asked to stop, so that a code is its own answer to that, as on a node.
+    """
+    code, at = _code_of(machine)
+    if machine is not None and machine.end is not None and code is not None:
+        if machine.end.reason in BY_ITSELF:
+            return ended(pod, machine, now=now)
+        if stopped and code == 0:
+            return _exited(pod, machine, machine.end, code, now=now)
     return _failed(
-        pod, PodReason.TERMINATED, PodMessage.TERMINATED, now=now, machine=machine, code=None, at=None
+        pod, PodReason.TERMINATED, PodMessage.TERMINATED, now=now, machine=machine, code=code or None, at=at
     )
 
 
@@ -345,28 +394,48 @@ def _ready(pod: Obj) -> _Condition:
     return ("True", "")
 
 
-def _containers(pod: Obj, *, state: Any, up: bool = False, machine: Machine | None = None) -> list[Obj]:
-    """One status for each container of the spec: all mirror the one machine. ``state`` gets the old state."""
+def _containers(
+    pod: Obj, *, state: Any, up: bool = False, machine: Machine | None = None, another: bool = False
+) -> list[Obj]:
+    """One status for each container of the spec: all mirror the one machine. ``state`` gets the old state.
+
+    A restart is counted when a run follows one whose end the status tells: seen up, or over (``another``).
+    """
     held = {each["name"]: each for each in _status(pod).get("containerStatuses") or ()}
     statuses = []
     for container in sorted(pod["spec"]["containers"], key=lambda each: str(each["name"])):
         name = container["name"]
         before = held.get(name, {})
+        again = between_runs(before) and (up or another)
         status: Obj = {
             "name": name,
             "state": state(before.get("state") or {}),
-            "lastState": {},
+            "lastState": last_state(before) if again else before.get("lastState") or {},
             "ready": up,
             "started": up,
-            "restartCount": 0,
+            "restartCount": before.get("restartCount", 0) + (1 if again else 0),
             "image": container.get("image", ""),
             "imageID": before.get("imageID", ""),
         }
-        id_ = f"{machine.ref.provider}://{machine.ref.resource_id}" if machine else before.get("containerID")
+        id_ = _container_id(machine) if machine else before.get("containerID")
         if id_:
             status["containerID"] = id_
         statuses.append(status)
     return statuses
+
+
+def _own_end(machine: Machine, end: End, *, now: datetime) -> Any:
+    """The terminated state of a run that ended by itself, or was cut off by a probe."""
+    known = end.exit_code is not None
+    code = LOST_CODE if end.exit_code is None else end.exit_code
+    reason = LOST_REASON if not known else "Completed" if code == 0 else "Error"
+    return _terminated(machine, code=code, reason=reason, message=end.message, at=end.at or now)
+
+
+def _code_of(machine: Machine | None) -> tuple[int | None, datetime | None]:
+    """Code and time of the machine's end, as far as the cloud tells."""
+    end = machine.end if machine is not None else None
+    return (None, None) if end is None else (end.exit_code, end.at)
 
 
 def _terminated(machine: Machine | None, *, code: int, reason: str, message: str, at: datetime) -> Any:
@@ -380,9 +449,15 @@ def _terminated(machine: Machine | None, *, code: int, reason: str, message: str
             ended["message"] = str(message)
         if started:
             ended["startedAt"] = started
+        if machine is not None:
+            ended["containerID"] = _container_id(machine)
         return {"terminated": ended}
 
     return state
+
+
+def _container_id(machine: Machine) -> str:
+    return f"{machine.ref.provider}://{machine.ref.resource_id}"
 
 
 def _id_of(machine: Machine | None) -> dict[str, str]:

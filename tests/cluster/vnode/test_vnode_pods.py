@@ -61,7 +61,7 @@ async def test_a_pod_with_a_finalizer_is_shown_as_ended_before_it_is_let_go(worl
         await world.until(pod, lambda seen: seen["metadata"]["deletionGracePeriodSeconds"] == 0)
 
     assert ended["status"]["reason"] == "Terminated"
-    assert state_of(ended)["terminated"]["exitCode"] == 137
+    assert state_of(ended)["terminated"]["exitCode"] == 143  # what the workload said when it was asked to stop
     assert world.wire.about(pod["metadata"]["name"]).count("DELETE pods") == 1
 
 

@@ -1,0 +1,145 @@
+"""What is asked of a cloud while a machine runs: a graceful stop, a restart in place, and the count of loops.
+
+None of it rents or ends a machine, so none of it needs an intent: a call that was lost is made again. Nothing
+is asked once the rental is in release.
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import structlog
+
+from app.inventory.accounts import Account
+from app.inventory.budget import Urgency
+from app.inventory.rounds import AccountKey
+from app.provisioning.core import Core
+from app.provisioning.lives import Life
+from app.provisioning.model import ClaimSpec
+from app.store import backoffs
+from app.store.backoffs import Failure, Pace
+from app.store.engine import StoreUnavailable, begin
+from providers.base import MachineState, OutcomeUnknown, ProviderError, Ref, Throttled
+from providers.capabilities import Restarts
+
+log = structlog.get_logger()
+_UP = (MachineState.QUEUED, MachineState.BOOTING, MachineState.RUNNING)
+
+
+class Kept(StrEnum):
+    """What became of a call."""
+
+    ASKED = "asked"  # the cloud took it; the next rounds show what came of it
+    UNABLE = "unable"  # this cloud cannot, or there is no such machine any more
+    AGAIN = "again"  # no answer: ask again
+
+
+@dataclass(slots=True)
+class Keeper:
+    """One a replica. Failures that the store did not take wait in memory, and go with the next."""
+
+    core: Core
+    _pending: list[Failure] = field(default_factory=list)
+
+    def restarts(self, key: AccountKey) -> bool | None:
+        """Whether the cloud can start a workload again on its machine; None while the account is not open."""
+        account = self.core.accounts.get(key)
+        return None if account is None else isinstance(account.provider, Restarts)
+
+    def stops(self, key: AccountKey) -> bool:
+        """Whether a workload hears of its end before it comes, so that a grace is worth waiting for."""
+        account = self.core.accounts.get(key)
+        return account is not None and account.traits.graceful_stop
+
+    async def stop(self, claim: ClaimSpec, *, grace_s: int) -> Kept:
+        """Ask the workload to end within ``grace_s``."""
+        found = self._machine(claim)
+        if found is None or not found[1].traits.graceful_stop:
+            return Kept.UNABLE
+        life, account, ref = found
+        self.core.inventory.stir(life.key, claim.uid)
+        await account.budget.take(Urgency.TERMINATE)
+        try:
+            async with asyncio.timeout(account.call_timeout_s):
+                await account.provider.stop(ref, grace_s=grace_s)
+        except (ProviderError, TimeoutError) as error:
+            self._failed(account, error, what="stop", ref=ref)
+            return Kept.AGAIN
+        log.info("stop", resource=ref.resource_id, grace_s=grace_s)
+        return Kept.ASKED
+
+    async def restart(self, claim: ClaimSpec, *, running: bool) -> Kept:
+        """Start the workload again. ``running``: also if it runs, or else only if it has ended.
+
+        A get comes first: a list may lag behind a restart that was already made.
+        """
+        found = self._machine(claim)
+        if found is None:
+            return Kept.AGAIN if self.restarts(claim.key) is None else Kept.UNABLE
+        life, account, ref = found
+        provider = account.provider
+        if not isinstance(provider, Restarts):
+            return Kept.UNABLE
+        self.core.inventory.stir(life.key, claim.uid)
+        try:
+            machine = await self.core.get(account, ref)
+            if machine is None:
+                return Kept.UNABLE
+            if machine.state in _UP and not running:
+                return Kept.ASKED
+            await account.budget.take(Urgency.RENT)
+            if life.state != "live":
+                return Kept.UNABLE
+            async with asyncio.timeout(account.call_timeout_s):
+                if not await provider.restart(ref):
+                    return Kept.UNABLE
+        except (ProviderError, TimeoutError) as error:
+            self._failed(account, error, what="restart", ref=ref)
+            return Kept.AGAIN
+        log.info("restart", resource=ref.resource_id)
+        return Kept.ASKED
+
+    async def note(self, failure: Failure) -> None:
+        """Count an end that the Pod's policy would answer with a restart which the cloud cannot make.
+
+        Returns when it is on record, or waits for the store: nothing is placed before that is back.
+        """
+        self._pending.append(failure)
+        await self._flush()
+
+    async def run(self) -> None:
+        """Write what the store did not take, until cancelled."""
+        while True:
+            await asyncio.sleep(self.core.settings.backoff_max_s)
+            await self._flush()
+
+    async def _flush(self) -> None:
+        settings = self.core.settings
+        pace = Pace(
+            base_s=settings.restart_base_s, max_s=settings.restart_max_s, reset_s=settings.restart_reset_s
+        )
+        batch, self._pending = self._pending, []
+        if not batch:
+            return
+        try:
+            async with begin(self.core.engine) as conn:
+                for failure in sorted(batch, key=lambda each: (each.owner_uid, each.claim_uid)):
+                    until = await backoffs.note(conn, failure, pace=pace)
+                    log.info("owner waits", owner=failure.owner_uid, until=str(until), why=failure.message)
+        except StoreUnavailable as error:
+            self._pending += batch
+            log.info("owner's wait not recorded yet", error=str(error)[:256])
+
+    def _machine(self, claim: ClaimSpec) -> tuple[Life, Account, Ref] | None:
+        """The recorded machine of a rental that is not in release, and the account to ask."""
+        life, account = self.core.lives.get(claim.uid), self.core.accounts.get(claim.key)
+        if life is None or account is None or life.ref is None or life.gone:
+            return None
+        return None if life.state in ("ending", "ended") else (life, account, life.ref)
+
+    def _failed(self, account: Account, error: Exception, *, what: str, ref: Ref) -> None:
+        if isinstance(error, Throttled):
+            account.budget.pause(error.retry_after_s)
+        unknown = isinstance(error, OutcomeUnknown | TimeoutError)
+        text = str(error) or type(error).__name__
+        log.warning(f"{what} failed", resource=ref.resource_id, unknown=unknown, error=text)

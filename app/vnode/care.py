@@ -1,0 +1,111 @@
+"""What one Pod's workload is asked while its machine runs: to stop, to start again. A queue of its own.
+
+A call may hang as long as its cloud does, and delays nothing but itself. Nothing here writes to the Pod: the
+caller looks at `Care` again and decides.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+
+import structlog
+
+from app.api.reasons import PodReason
+from app.kube.queue import Again
+from app.provisioning.keep import Keeper, Kept
+from app.provisioning.model import ClaimSpec
+from app.settings import Settings
+from app.store.backoffs import Failure
+from providers.base import End
+
+log = structlog.get_logger()
+LOOK_AGAIN_S = 5.0  # beside some rounds of the list: a restart that shows nowhere by then is asked for again
+
+
+@dataclass(slots=True)
+class Loop:
+    """The end of one run that another is to follow. ``run``: when that one began, by the cloud's clock.
+
+    ``due_at`` is monotonic. ``told``: the Pod's status says it. ``asked``: the cloud has taken the restart.
+    """
+
+    run: datetime | None
+    end: End
+    wait_s: float
+    due_at: float
+    told: bool = False
+    asked: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """We end the Pod's work, from ``since`` on, and this is what its status will say."""
+
+    reason: PodReason
+    message: str
+    since: datetime
+
+
+@dataclass(slots=True)
+class Care:
+    """What this process knows of one Pod's runs.
+
+    ``crashes``: runs in a row that ended soon, None before the first is seen. ``stop_by``: the end of the
+    grace that the workload was told of, or is to be.
+    """
+
+    loop: Loop | None = None
+    crashes: int | None = None
+    unable: bool = False  # to be started again on this machine
+    killed: str | None = None  # why its run is to be cut off
+    killed_at: datetime | None = None
+    counted: bool = False  # its end, for its owner's wait
+    failure: Failure | None = None
+    stop_by: datetime | None = None
+    stop_told: bool = False
+    stop_useless: bool = False
+    cut: Cut | None = None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the workload heard that it was to stop, so that its code is its own answer."""
+        return self.stop_by is not None and self.stop_told
+
+
+async def attend(
+    care: Care,
+    spec: ClaimSpec,
+    *,
+    keeper: Keeper,
+    settings: Settings,
+    now: Callable[[], datetime],
+) -> Again | None:
+    """Make the call that is due, if any; `Again` until it is made."""
+    if care.failure is not None and not care.counted:
+        await keeper.note(care.failure)
+        care.counted = True
+    if care.stop_by is not None and not care.stop_told and not care.stop_useless:
+        left_s = (care.stop_by - now()).total_seconds()
+        if left_s <= 0:
+            return None
+        stop_by = care.stop_by
+        match await keeper.stop(spec, grace_s=max(1, math.ceil(left_s))):
+            case Kept.ASKED:
+                care.stop_told = care.stop_by == stop_by  # it may have got shorter meanwhile
+            case Kept.UNABLE:
+                care.stop_useless = True
+            case Kept.AGAIN:
+                return Again(settings.backoff_base_s)
+        return None if care.stop_told or care.stop_useless else Again(0.0)
+    loop = care.loop
+    if loop is not None and loop.told and not care.unable:
+        match await keeper.restart(spec, running=care.killed is not None):
+            case Kept.ASKED:
+                loop.asked, care.killed = True, None
+                return Again(LOOK_AGAIN_S + 4 * settings.list_busy_s)
+            case Kept.UNABLE:
+                care.unable = True
+            case Kept.AGAIN:
+                return Again(settings.backoff_base_s)
+    return None
