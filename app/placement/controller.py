@@ -31,6 +31,7 @@ from app.kube import paths
 from app.kube.cache import Cache, key_of
 from app.kube.client import Kube, Obj
 from app.kube.errors import Conflict, Exists, KubeError, Replaced
+from app.kube.patches import timestamp
 from app.kube.queue import Again, WorkQueue, run_workers
 from app.placement import explain, metrics, objects
 from app.placement.constraints import NodeView, node_view
@@ -58,6 +59,7 @@ from app.placement.telling import Events, Teller
 from app.placement.waiting import Key, Wait, Waiting, offset_s
 from app.provisioning.service import Provisioning
 from app.settings import Settings
+from app.store.backoffs import Backoff
 from app.store.blocks import Block
 from app.store.decisions import Decision
 from app.store.engine import StoreUnavailable
@@ -75,6 +77,7 @@ _CONDITION_REASONS = {
     DeferralReason.ALL_BLOCKED: "AllBlocked",
     DeferralReason.NO_CANDIDATE: "NoCandidate",
     DeferralReason.STALE_CLAIM: "StaleClaim",
+    DeferralReason.OWNER_BACKOFF: "OwnerBackOff",
 }
 
 
@@ -337,8 +340,19 @@ class Placement:
     async def _choose(self, key: Key, pod: Obj, request: PlacementRequest, pool: NodePool) -> Again | None:
         self._take_back(key)
         name, pool_name = self._claim_name(key, pod, request), pool.metadata.name
+        owner = controller_of(pod)
 
-        def judge(seen: Seen) -> tuple[tuple[list[Place], datetime], Decision]:
+        def judge(seen: Seen) -> tuple[tuple[list[Place] | Backoff, datetime], Decision]:
+            if owner is not None and (wait := seen.backoffs.get(owner["uid"])) is not None:
+                outcome = DeferralReason.OWNER_BACKOFF.value
+                row = Decision(
+                    pod_namespace=key[0],
+                    pod_name=key[1],
+                    pod_uid=uid_of(pod),
+                    pool=pool_name,
+                    outcome=outcome,
+                )
+                return (wait, seen.now), row
             avoided = self._reserve.avoided(key, seen, template=request.template)
             places = self._ranked(
                 request,
@@ -359,6 +373,8 @@ class Placement:
         except MayNotPlace as error:
             return await self._hold(key, pod, str(error))
         self._held.pop(key, None)
+        if isinstance(places, Backoff):
+            return await self._defer_owner(key, pod, pool_name, places, database_now=database_now)
         metrics.skipped(places)
         candidate = chosen(places)
         if candidate is None:
@@ -492,6 +508,17 @@ class Placement:
             return None
         spread_s = offset_s(uid_of(pod), spread_s=self._settings.retry_offset_s)
         return Again((end - database_now).total_seconds() + spread_s)
+
+    async def _defer_owner(
+        self, key: Key, pod: Obj, pool: str, wait: Backoff, *, database_now: datetime
+    ) -> Again | None:
+        """A loop buys no machines: its owner's Pods wait, each longer than the one before."""
+        why = (
+            f"nothing is rented for its owner before {timestamp(wait.until)}: {wait.message}"
+            f" ({wait.failures} in a row)"
+        )
+        await self._tell(key, pod, DeferralReason.OWNER_BACKOFF, why, pool=pool)
+        return Again(max(0.05, (wait.until - database_now).total_seconds()))
 
     async def _defer(
         self, key: Key, pod: Obj, reason: DeferralReason, why: str, *, pool: str | None = None

@@ -11,7 +11,7 @@ limit holds however many Pods come at once.
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Generic, Protocol, TypeVar
@@ -21,7 +21,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from app.placement.promises import Promises
 from app.placement.rank import History
-from app.store import blocks, decisions, installation, refusals, reservations
+from app.store import backoffs, blocks, decisions, installation, refusals, reservations
+from app.store.backoffs import Backoff
 from app.store.blocks import Block
 from app.store.decisions import Decision
 from app.store.engine import StoreUnavailable, begin, connect, database_now
@@ -49,12 +50,13 @@ class MayNotPlace(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What a look is made with: the live blocks, what pools hold, and the database's time."""
+    """What a look is made with: live blocks, owners that wait, what pools hold, and the database's time."""
 
     blocks: Sequence[Block]
     now: datetime
     promises: Promises = field(default_factory=Promises)
     history: History = field(default_factory=History)
+    backoffs: Mapping[str, Backoff] = field(default_factory=dict)  # by owner's UID
 
 
 Judge = Callable[[Seen], tuple[T, Decision | None]]
@@ -171,6 +173,7 @@ class Desk:
                     now=await database_now(conn),
                     promises=Promises(await reservations.sums(conn, pools) if pools else ()),
                     history=await self._lately(conn) if pools else History(),
+                    backoffs=await backoffs.live(conn) if pools else {},
                 )
                 rows = []
                 for look in batch:
