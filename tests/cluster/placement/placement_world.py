@@ -1,8 +1,9 @@
 """A cluster with providers that exist only as virtual nodes and offerings, and placement running in-process.
 
-The API server, the scheduler and Postgres are real. `Wire` stands between placement and the API server, notes
-each write, and can break off at one of them, before or after the server has carried it out, for good: what
-the process had in memory is then lost with it, as in a crash.
+Pods have an owner unless a test says otherwise: one without is rented for before its gate goes, which
+`tests/cluster/reserve` is about. The API server, the scheduler and Postgres are real. `Wire` stands between
+placement and the API server, notes each write, and can break off at one of them, before or after the server
+has carried it out, for good: what the process had in memory is then lost with it, as in a crash.
 """
 
 import asyncio
@@ -15,12 +16,15 @@ from uuid import uuid4
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from app.api import keys
+from app.inventory.accounts import Accounts
 from app.kube import paths
 from app.kube.cache import Cache
+from app.kube.claims import ClaimDoor
 from app.kube.client import Kube, Obj
 from app.kube.errors import Replaced, Unreachable
 from app.kube.events import Recorder
 from app.placement.controller import Placement
+from app.provisioning.service import Provisioning
 from app.settings import Settings, load
 from catalog.offerings import Offerings
 from providers.base import Accelerator, Offering, Tier, Traits
@@ -35,7 +39,7 @@ UNTIL_CALLED = 600.0  # seconds that no test lives
 async def until(condition: Callable[[], Awaitable[Any]]) -> Any:
     """What ``condition`` gives once it is true; fails if it never is."""
     async with asyncio.timeout(DEADLINE_S):
-        while not (held := await condition()):  # noqa: ASYNC110 (another process must be asked)
+        while not (held := await condition()):
             await asyncio.sleep(0.02)
         return held
 
@@ -118,6 +122,8 @@ class World:
     offerings: Offerings = field(default_factory=Offerings)
     providers: list[str] = field(default_factory=list)
     extra_namespaces: list[str] = field(default_factory=list)
+    owners: dict[str, Obj] = field(default_factory=dict)
+    _making: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     # --- what there is ---------------------------------------------------------------------------
 
@@ -184,7 +190,7 @@ class World:
         *,
         namespace: str | None = None,
         gates: tuple[str, ...] = (keys.SCHEDULING_GATE,),
-        owner: Obj | None = None,
+        owned: bool = True,
         labels: Obj | None = None,
         cpu: str = "1",
         **spec: Any,
@@ -199,8 +205,8 @@ class World:
             }
             | (labels or {}),
         }
-        if owner is not None:
-            metadata["ownerReferences"] = [owner]
+        if owned:
+            metadata["ownerReferences"] = [await self._owner(namespace or self.namespace)]
         toleration = {"key": keys.TAINT_KEY, "operator": "Exists", "effect": keys.TAINT_EFFECT}
         limits = {keys.GPU_RESOURCE: "8", "cpu": cpu}
         container = {"name": "workload", "image": "example", "resources": {"limits": limits}}
@@ -219,6 +225,16 @@ class World:
                 | spec,
             },
         )
+
+    async def _owner(self, namespace: str) -> Obj:
+        """A controller that makes no Pods, and is there, so that nobody collects the Pods as garbage."""
+        async with self._making:
+            if namespace not in self.owners:
+                body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "owner"}}
+                made = await self.kube.create(f"/api/v1/namespaces/{namespace}/configmaps", body)
+                ref = {"apiVersion": "v1", "kind": "ConfigMap", "name": "owner", "uid": uid_of(made)}
+                self.owners[namespace] = ref | {"controller": True}
+            return self.owners[namespace]
 
     # --- what is seen ----------------------------------------------------------------------------
 
@@ -283,12 +299,22 @@ class World:
             "pools": Cache(self.kube, paths.nodepools()),
             "claims": Cache(self.kube, paths.nodeclaims()),
             "nodes": Cache(self.kube, paths.nodes()),
+            "namespaces": Cache(self.kube, paths.namespaces()),
         }
         recorder = Recorder(self.kube)
         placement = Placement(
             kube=wire.kube,
             engine=engine or self.engine,
             offerings=self.offerings,
+            provisioning=Provisioning(
+                accounts=Accounts(settings, INSTALLATION),
+                offerings=self.offerings,
+                engine=engine or self.engine,
+                settings=settings,
+                installation=INSTALLATION,
+                leadership=term,
+                port=ClaimDoor(wire.kube),
+            ),
             settings=settings,
             installation=INSTALLATION,
             term=term,

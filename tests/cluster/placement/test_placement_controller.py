@@ -499,20 +499,8 @@ async def test_the_first_moments_of_a_term_without_an_epoch_are_no_news_to_pods(
 
 async def test_an_owned_pod_that_is_never_bound_makes_way_and_its_claim_is_released(world: World):
     await world.make_pool(await world.provider())
-    owner_object = await world.kube.create(
-        f"/api/v1/namespaces/{world.namespace}/configmaps",
-        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "owner"}},
-    )
-    owner = {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "name": "owner",
-        "uid": uid_of(owner_object),
-        "controller": True,
-    }
-
     async with world.placing(settings=FAST.model_copy(update={"unbound_after_s": 0.5})):
-        pod = await world.pod("too-large", owner=owner, cpu="5000")
+        pod = await world.pod("too-large", cpu="5000")
 
         async def gone() -> bool:
             return await world.kube.find(path_of(pod)) is None
@@ -525,15 +513,3 @@ async def test_an_owned_pod_that_is_never_bound_makes_way_and_its_claim_is_relea
         await until(leaving)
         told = await until(lambda: event(world, pod, "NotBound"))
         assert "not bound within 0.5 s" in told["message"]
-
-
-async def test_a_bare_pod_that_is_never_bound_stays_and_its_claim_is_released(world: World):
-    await world.make_pool(await world.provider())
-
-    async with world.placing(settings=FAST.model_copy(update={"unbound_after_s": 0.5})):
-        pod = await world.pod("too-large", cpu="5000")
-        told = await until(lambda: event(world, pod, "NotBound"))
-
-    assert "claim is released" in told["message"]
-    assert uid_of(await world.read(pod)) == uid_of(pod)
-    assert "deletionTimestamp" in (await world.claim_of(pod))["metadata"]
