@@ -1,7 +1,9 @@
 """Composes a replica: what always runs, and what only the leader runs.
 
 Everything of the leader is made anew for each term, its caches too, so nothing seen under an older epoch is
-ever acted on. The store may be away at any time: then renting waits, and everything else goes on.
+ever acted on. Every replica opens the accounts and asks what can be rented, because every one answers
+admission; only the leader lists machines. The store may be away at any time: then renting waits, and
+everything else goes on.
 """
 
 import asyncio
@@ -18,7 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from app.admission.server import Admission
 from app.api import keys
 from app.claims.controller import Claims
-from app.inventory.accounts import Account, Accounts
+from app.inventory.accounts import Account, Accounts, installed_adapters
 from app.inventory.budget import Urgency
 from app.inventory.identity import new_installation
 from app.kube import paths
@@ -39,8 +41,10 @@ from app.store.migrate import SchemaTooNew, migrate
 from app.telemetry.health import Health
 from app.upkeep import Upkeep
 from app.vnode.controller import VirtualNodes
+from catalog.catalogue import load
 from catalog.offerings import Offerings
 from catalog.refresh import follow
+from catalog.stock import Stock
 
 log = structlog.get_logger()
 
@@ -80,7 +84,14 @@ class Replica:
     """One process. `run` returns after an orderly end."""
 
     def __init__(self, settings: Settings, *, kube: Kube) -> None:
+        """Reads the catalogue.
+
+        Raises:
+            BadCatalogue: a file of it cannot be used.
+        """
         self._settings, self._kube = settings, kube
+        self._catalogue = load(settings.catalog_dir, adapters=installed_adapters())
+        self._offerings = Offerings()
         self._store = Store()
         self._leading = False
         self._stop = asyncio.Event()
@@ -95,16 +106,19 @@ class Replica:
         Raises:
             KubeError: the installation's Secret could not be read or made.
             OSError: an address cannot be listened on.
+            BadOptions: an account's adapter refuses its options.
         """
         settings = self._settings
         installation = await self._installation()
         structlog.contextvars.bind_contextvars(installation=installation)
         engine = engine_of(settings)
-        admission = Admission(
-            kube=self._kube,
-            settings=settings,
-            accounts_names=lambda: frozenset(entry.name for entry in settings.providers),
+        accounts = Accounts(settings, installation)
+        stock = Stock(
+            offerings=self._offerings,
+            catalogue=self._catalogue,
+            configured=frozenset(entry.key for entry in settings.providers),
         )
+        admission = Admission(kube=self._kube, settings=settings, stock=stock)
         health = Health(
             settings.health_bind,
             checks={"admission": lambda: admission.trouble or None},
@@ -116,8 +130,9 @@ class Replica:
                     serving.create_task(health.run(), name="health"),
                     serving.create_task(admission.run(), name="admission"),
                     serving.create_task(self._keep_store(engine, installation), name="store"),
+                    serving.create_task(self._follow_offers(accounts), name="offers"),
                 ]
-                lead = serving.create_task(self._elect(engine, installation), name="election")
+                lead = serving.create_task(self._elect(engine, installation, accounts), name="election")
                 with _signals(self.stop):
                     await self._stop.wait()
                 log.info("stopping")
@@ -186,9 +201,30 @@ class Replica:
                 store.migrated.set()
             await asyncio.sleep(settings.list_rest_s)
 
+    # --- what can be rented ---
+
+    async def _follow_offers(self, accounts: Accounts) -> None:
+        """Open the accounts, and keep what each of them offers up to date."""
+        opened: asyncio.Queue[Account] = asyncio.Queue()
+        accounts.on_open(opened.put_nowait)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(accounts.run(), name="accounts")
+            while True:
+                account = await opened.get()
+                tasks.create_task(self._follow(account), name=f"offers-{account.name}")
+
+    async def _follow(self, account: Account) -> None:
+        await follow(
+            self._offerings,
+            provider=account.provider,
+            account=account.account,
+            written=self._catalogue.of(account.adapter),
+            turn=lambda: account.budget.take(Urgency.LIST),
+        )
+
     # --- leading ---
 
-    async def _elect(self, engine: AsyncEngine, installation: str) -> None:
+    async def _elect(self, engine: AsyncEngine, installation: str, accounts: Accounts) -> None:
         settings = self._settings
         election = Election(
             self._kube,
@@ -205,16 +241,17 @@ class Replica:
             self._leading = True
             log.info("leading", epoch=term.epoch)
             try:
-                await self._lead(term, engine, installation)
+                with accounts.listeners_of_a_term(), self._offerings.listeners_of_a_term():
+                    await self._lead(term, engine, installation, accounts)
             finally:
                 self._leading = False
                 log.info("not leading any more")
 
         await election.run(lead)
 
-    async def _lead(self, term: Term, engine: AsyncEngine, installation: str) -> None:
+    async def _lead(self, term: Term, engine: AsyncEngine, installation: str, accounts: Accounts) -> None:
         """The duties of one term."""
-        settings, kube = self._settings, self._kube
+        settings, kube, offerings = self._settings, self._kube, self._offerings
         leadership = TermLeadership(term, self._store)
         pods = Cache(kube.room("cache"), paths.pods(), label_selector=_OPTED_IN)
         pools = Cache(kube.room("cache"), paths.nodepools())
@@ -223,8 +260,6 @@ class Replica:
         nodes = Cache(kube.room("cache"), paths.nodes(), label_selector=_OUR_NODES)
         namespaces = Cache(kube.room("cache"), paths.namespaces())
         events = Recorder(kube.room("events"))
-        accounts = Accounts(settings, installation)
-        offerings = Offerings()
         provisioning = Provisioning(
             accounts=accounts,
             offerings=offerings,
@@ -276,25 +311,10 @@ class Replica:
             clock=boot_clock,
         )
         async with asyncio.TaskGroup() as duties:
-
-            def offer(account: Account) -> None:
-                turn = account.budget.take
-                duties.create_task(
-                    follow(
-                        offerings,
-                        provider=account.provider,
-                        account=account.account,
-                        turn=lambda: turn(Urgency.LIST),
-                    ),
-                    name=f"offers-{account.name}",
-                )
-
-            accounts.on_open(offer)
             duties.create_task(self._settle_epoch(term, leadership, engine), name="epoch")
             for cache in (pods, pools, claims, bindings, nodes, namespaces):
                 duties.create_task(cache.run(), name=f"watch {cache.path}")
             duties.create_task(events.run(), name="events")
-            duties.create_task(accounts.run(), name="accounts")
             duties.create_task(provisioning.run(), name="provisioning")
             duties.create_task(mirror.run(), name="mirror")
             duties.create_task(Upkeep(engine).run(), name="upkeep")

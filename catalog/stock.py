@@ -41,9 +41,10 @@ class Amounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unsold:
-    """An accelerator that nobody has: the names nearest to it, or the counts in which there is one."""
+    """An accelerator that nobody has: the names nearest to it and all there are, or the counts of one."""
 
     near: tuple[str, ...] = ()
+    known: tuple[str, ...] = ()
     counts: tuple[int, ...] = ()
 
 
@@ -88,7 +89,7 @@ class Stock:
         names = self._all_names()
         kind = accelerator.type.lower()
         if kind not in names.shown:
-            return Unsold(near=_near(kind, names.shown))
+            return Unsold(near=_near(kind, names.shown), known=tuple(sorted(names.shown.values())))
         counts = names.counts[kind]
         if accelerator.count in counts or ANY_COUNT in counts:
             return None

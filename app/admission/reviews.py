@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from app.admission import rules
+from app.admission import pools, rules
 from app.admission.rules import Verdict
 from app.api.keys import (
     GROUP,
@@ -26,6 +26,7 @@ from app.api.keys import (
     POD_MUTATING_PATH,
     POD_VALIDATING_PATH,
 )
+from catalog.stock import Stock
 
 log = structlog.get_logger()
 
@@ -59,11 +60,23 @@ class Review:
 Judge = Callable[[Review], Verdict]
 
 
-def application(*, provider_names: Callable[[], frozenset[str]]) -> Starlette:
-    """The web application. ``provider_names`` gives those configured, at each call."""
+def application(*, stock: Stock) -> Starlette:
+    """The web application. ``stock`` says, at each call, what could be rented."""
+
+    def judge_new_pod(review: Review) -> Verdict:
+        """Only about Pods being created."""
+        if review.operation != "CREATE" or review.subresource:
+            return rules.ALLOWED
+        return rules.mutate(review.obj, stock=stock)
+
+    def judge_final_pod(review: Review) -> Verdict:
+        """About Pods being created, and about what may be done to one."""
+        if review.subresource:
+            return rules.validate_subresource(review.obj, subresource=review.subresource)
+        return rules.validate(review.obj, stock=stock) if review.operation == "CREATE" else rules.ALLOWED
 
     def judge_pool(review: Review) -> Verdict:
-        return rules.warn_of_pool(review.obj, configured=provider_names())
+        return pools.warn_of_pool(review.obj, stock=stock)
 
     return Starlette(
         routes=[
@@ -72,20 +85,6 @@ def application(*, provider_names: Callable[[], frozenset[str]]) -> Starlette:
             _route(NODE_POOL_VALIDATING_PATH, judge_pool, group=GROUP, kind=NODE_POOL),
         ]
     )
-
-
-def judge_new_pod(review: Review) -> Verdict:
-    """What the mutating webhook says: only about Pods being created."""
-    if review.operation != "CREATE" or review.subresource:
-        return rules.ALLOWED
-    return rules.mutate(review.obj)
-
-
-def judge_final_pod(review: Review) -> Verdict:
-    """What the validating webhook says: about Pods being created, and about what may be done to one."""
-    if review.subresource:
-        return rules.validate_subresource(review.obj, subresource=review.subresource)
-    return rules.validate(review.obj) if review.operation == "CREATE" else rules.ALLOWED
 
 
 def parsed(body: bytes, *, group: str, kind: str) -> Review:

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from app import workload
+from app.admission import sold
 from app.api.keys import (
     ACCOUNT_LABEL,
+    AIBRIX_GROUP,
     ENABLED,
     ENABLED_LABEL,
     OWN_POD_ANNOTATIONS,
@@ -28,7 +30,9 @@ from app.api.keys import (
     VAST_VERIFIED_ANNOTATION,
 )
 from app.api.not_built import annotation_refusals
-from app.workload.prices import max_price_of
+from catalog.catalogue import Catalogue
+from catalog.offerings import Offerings
+from catalog.stock import Stock
 
 Obj = Mapping[str, Any]
 Operation = dict[str, Any]
@@ -63,6 +67,8 @@ class Verdict:
 
 
 ALLOWED: Final = Verdict()
+NOTHING_KNOWN: Final = Stock(offerings=Offerings(), catalogue=Catalogue(), configured=frozenset())
+"""Nothing is refused for not being sold anywhere."""
 
 
 def opted_in(pod: Obj) -> bool:
@@ -70,11 +76,11 @@ def opted_in(pod: Obj) -> bool:
     return bool((pod["metadata"].get("labels") or {}).get(ENABLED_LABEL) == ENABLED)
 
 
-def mutate(pod: Obj) -> Verdict:
+def mutate(pod: Obj, *, stock: Stock = NOTHING_KNOWN) -> Verdict:
     """The gate, the toleration, and no annotation that only we may set, for a Pod about to be created."""
     if not opted_in(pod):
         return ALLOWED
-    if refused := unmendable(pod):
+    if refused := unmendable(pod, stock=stock):
         return Verdict(refusals=tuple(refused))
     spec, annotations = pod["spec"], pod["metadata"].get("annotations") or {}
     cleared = sorted(OWN_POD_ANNOTATIONS & annotations.keys())
@@ -93,11 +99,11 @@ def mutate(pod: Obj) -> Verdict:
     return Verdict(patch=tuple(patch), warnings=warnings)
 
 
-def validate(pod: Obj) -> Verdict:
+def validate(pod: Obj, *, stock: Stock = NOTHING_KNOWN) -> Verdict:
     """Whether a new Pod, as it would be stored, can be rented for: it may have changed since `mutate`."""
     if not opted_in(pod):
         return ALLOWED
-    found = [*unmendable(pod), *workload.refusals(pod)]
+    found = [*unmendable(pod, stock=stock), *workload.refusals(pod)]
     annotations = pod["metadata"].get("annotations") or {}
     missing = [
         *([] if _gated(pod) else [f"the scheduling gate {SCHEDULING_GATE}"]),
@@ -124,21 +130,7 @@ def validate_subresource(pod: Obj, *, subresource: str) -> Verdict:
     return Verdict(refusals=(why,)) if why and opted_in(pod) else ALLOWED
 
 
-def warn_of_pool(pool: Obj, *, configured: frozenset[str]) -> Verdict:
-    """A pool may name a provider before the controller has it: said at once, not refused."""
-    providers = (pool.get("spec") or {}).get("providers") or ()
-    unknown = sorted({provider["name"] for provider in providers} - configured)
-    known = ", ".join(sorted(configured)) or "none"
-    return Verdict(
-        warnings=tuple(
-            f'spec.providers: "{name}" is not configured in Nebula and is passed over until it is'
-            f" (configured: {known})"
-            for name in unknown
-        )
-    )
-
-
-def unmendable(pod: Obj) -> list[str]:
+def unmendable(pod: Obj, *, stock: Stock = NOTHING_KNOWN) -> list[str]:
     """Why this Pod could never be placed, whatever becomes of pools and clouds."""
     spec, found = pod["spec"], []
     if spec.get("nodeName"):
@@ -150,21 +142,32 @@ def unmendable(pod: Obj) -> list[str]:
                 " lists only the provider you want"
             )
     try:
-        workload.accelerator_of(pod)
+        accelerator = workload.accelerator_of(pod)
     except workload.BadRequest as error:
         found.append(str(error))
-    annotations = pod["metadata"].get("annotations") or {}
-    try:
-        max_price_of(annotations)
-    except workload.BadRequest as error:
-        found.append(str(error))
-    found += annotation_refusals(annotations)
+    else:
+        found += sold.unsold(pod, accelerator=accelerator, stock=stock)
+    return found + _annotations(pod["metadata"].get("annotations") or {}, stock=stock)
+
+
+def _annotations(annotations: Mapping[str, str], *, stock: Stock) -> list[str]:
+    found = list(annotation_refusals(annotations))
     found += [
         f"annotation {key} is not supported by this version of Nebula: {why}; remove it"
         for key, why in _NOT_BUILT.items()
         if key in annotations
     ]
-    return found
+    try:
+        workload.max_price_of(annotations)
+    except workload.BadRequest as error:
+        found.append(str(error))
+    try:
+        options = workload.options_of(annotations)
+    except workload.BadRequest as error:
+        return [*found, str(error)]
+    refused = {key.removeprefix(f"{AIBRIX_GROUP}/") for key in _NOT_BUILT}
+    others = {name: value for name, value in options.items() if name not in refused}
+    return found + sold.bad_options(others, stock=stock)
 
 
 def _gated(pod: Obj) -> bool:

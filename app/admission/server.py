@@ -24,6 +24,7 @@ from app.kube.client import Kube
 from app.kube.errors import KubeError
 from app.kube.webhooks import WebhookKeeper
 from app.settings import Settings
+from catalog.stock import Stock
 
 log = structlog.get_logger()
 
@@ -42,13 +43,13 @@ class Admission:
         *,
         kube: Kube,
         settings: Settings,
-        accounts_names: Callable[[], frozenset[str]],
+        stock: Stock,
         certificates: Certificates | None = None,
     ) -> None:
         """Binds the port of ``settings.webhook_bind``; port 0 there is any free one.
 
-        Port 0 in ``settings.webhook_url`` stands for the port that was bound. ``certificates`` are by default
-        those of the Secret in ``settings.namespace``.
+        Port 0 in ``settings.webhook_url`` stands for the port that was bound. ``stock`` is what could be
+        rented. ``certificates`` are by default those of the Secret in ``settings.namespace``.
 
         Raises:
             OSError: the address cannot be bound.
@@ -66,7 +67,7 @@ class Admission:
             configurations(namespace=settings.namespace, url=self.url, service=settings.webhook_service),
             ca_bundle=lambda: self.certificates.ca_bundle,
         )
-        self._application = application(provider_names=accounts_names)
+        self._application = application(stock=stock)
         self._settings = settings
         self._up = asyncio.Event()
         self._trouble = "the webhooks are not served yet"

@@ -79,9 +79,14 @@ def command(**flags: Any) -> None:
 
 def _check(settings: Settings) -> list[str]:
     """What no field can check alone."""
-    from app.inventory.accounts import check_adapters
+    from app.inventory.accounts import check_adapters, installed_adapters
+    from catalog.catalogue import BadCatalogue, load
 
     errors = check_adapters(settings.providers)
+    try:
+        load(settings.catalog_dir, adapters=installed_adapters())
+    except BadCatalogue as error:
+        errors += error.errors
     in_cluster = "KUBERNETES_SERVICE_HOST" in os.environ
     if settings.dev and in_cluster:
         errors.append("--dev: never in a cluster; give --database-url and --providers")

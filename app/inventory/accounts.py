@@ -5,7 +5,9 @@ An account that cannot be opened yet is known and unusable: nothing is rented th
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from importlib.metadata import entry_points
 from typing import cast
 
@@ -23,6 +25,10 @@ class UnknownAdapter(ValueError):
     """A configured adapter that no installed package offers; the message lists those that are."""
 
 
+class BadOptions(ValueError):
+    """An account whose options its adapter refuses: only another configuration can mend it."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Account:
     """One opened account of one cloud, with its call budget and the cloud's own id of it."""
@@ -30,6 +36,7 @@ class Account:
     provider: Provider
     name: str
     account: str
+    adapter: str
     account_id: str
     traits: Traits
     budget: CallBudget
@@ -70,8 +77,21 @@ class Accounts:
         for account in self._open.values():
             listener(account)
 
+    @contextmanager
+    def listeners_of_a_term(self) -> Iterator[None]:
+        """Forget, at the end of the block, the listeners that were added inside it."""
+        before = list(self._listeners)
+        try:
+            yield
+        finally:
+            self._listeners[:] = before
+
     async def run(self) -> None:
-        """Open every configured account, each retried on its own; wait until cancelled, then close them."""
+        """Open every configured account, each retried on its own; wait until cancelled, then close them.
+
+        Raises:
+            BadOptions: an adapter refuses its options.
+        """
         factories = [(entry, load_factory(entry.adapter)) for entry in self.settings.providers]
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -111,7 +131,10 @@ class Accounts:
             settle_after_s=self.settings.settle_after_s,
             call_timeout_s=self.settings.call_timeout_s,
         )
-        provider = await factory.open(config)
+        try:
+            provider = await factory.open(config)
+        except ValueError as error:
+            raise BadOptions(f"--providers: {entry.name}/{entry.account}: {error}") from error
         try:
             account_id = await provider.account()
         except BaseException:
@@ -122,6 +145,7 @@ class Accounts:
             provider=provider,
             name=entry.name,
             account=entry.account,
+            adapter=entry.adapter,
             account_id=account_id,
             traits=traits,
             budget=CallBudget(rate=traits.calls_per_s, burst=traits.call_burst),
@@ -145,8 +169,15 @@ def load_factory(adapter: str) -> ProviderFactory:
     """
     found = {point.name: point for point in entry_points(group=GROUP)}
     if adapter not in found:
-        raise UnknownAdapter(f"no adapter {adapter!r}; installed: {', '.join(sorted(found)) or 'none'}")
+        near = get_close_matches(adapter, found, n=1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        raise UnknownAdapter(f"no adapter {adapter!r}{hint}; installed: {', '.join(sorted(found)) or 'none'}")
     return cast(ProviderFactory, found[adapter].load())
+
+
+def installed_adapters() -> frozenset[str]:
+    """The names of the adapters that are installed, none of them imported."""
+    return frozenset(point.name for point in entry_points(group=GROUP))
 
 
 def check_adapters(entries: Sequence[ProviderEntry]) -> list[str]:

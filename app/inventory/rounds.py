@@ -190,13 +190,12 @@ class Inventory:
 
     async def run(self) -> None:
         """Poll until cancelled, each account at its own pace."""
+        opened: asyncio.Queue[Account] = asyncio.Queue()  # whoever opens accounts may outlive this
+        self._accounts.on_open(opened.put_nowait)
         async with asyncio.TaskGroup() as tasks:
-
-            def begin(account: Account) -> None:
+            while True:
+                account = await opened.get()
                 tasks.create_task(self._poll(account), name=f"poll-{account.name}")
-
-            self._accounts.on_open(begin)
-            await asyncio.Event().wait()
 
     def _event(self, key: AccountKey) -> asyncio.Event:
         return self._wake.setdefault(key, asyncio.Event())

@@ -7,7 +7,7 @@ import inspect
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
@@ -22,6 +22,9 @@ from app.kube.certificates import Certificates
 from app.kube.client import Kube
 from app.kube.errors import KubeError, Replaced
 from app.settings import Settings
+from catalog.catalogue import load
+from catalog.offerings import Offerings
+from catalog.stock import Stock
 from hack.cluster import Cluster
 
 DEADLINE_S = 30.0
@@ -74,6 +77,13 @@ class World:
     kube: Kube
     namespace: str
     system: str
+    offerings: Offerings = field(default_factory=Offerings)
+
+    @property
+    def stock(self) -> Stock:
+        """Two accounts, of which the offers are not known unless a test puts them into ``offerings``."""
+        configured = frozenset({("aws", "default"), ("modal", "default")})
+        return Stock(offerings=self.offerings, catalogue=load(), configured=configured)
 
     async def create(self, pod: dict[str, Any], *, dry: bool = False) -> dict[str, Any]:
         params = {"dryRun": "All"} if dry else None
@@ -107,7 +117,7 @@ class World:
         return Admission(
             kube=self.kube,
             settings=settings or self.settings(),
-            accounts_names=lambda: frozenset({"aws", "modal"}),
+            stock=self.stock,
             certificates=certificates,
         )
 

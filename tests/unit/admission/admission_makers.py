@@ -3,6 +3,10 @@
 import copy
 
 from app.admission import rules
+from catalog.catalogue import Catalogue
+from catalog.offerings import Offerings
+from catalog.stock import Stock
+from providers.base import Accelerator, Offering, Tier, Traits
 
 GROUP = "nebula.inftyai.com"
 GATE = {"name": f"{GROUP}/provider-selection"}
@@ -24,6 +28,38 @@ def opted_in(*, labels=None, annotations=None, gpus=None, **spec):
     if annotations is not None:
         metadata["annotations"] = annotations
     return {"metadata": metadata, "spec": {"containers": [container], **spec}}
+
+
+def sells(provider, *kinds, account="default", counts=(8,), region="", **sizes):
+    """Offerings of one account: each kind in each count."""
+    return [
+        Offering(
+            provider=provider,
+            account=account,
+            region=region,
+            tier=Tier.ON_DEMAND,
+            accelerator=Accelerator(type=kind, count=count),
+            shape=f"{kind}x{count}",
+            meters=(),
+            **sizes,
+        )
+        for kind in kinds
+        for count in counts
+    ]
+
+
+def a_stock(*providers, catalogue=None, traits=None, **offers):
+    """Accounts that are configured; those named by keyword are open, and have told these offers."""
+    known = Offerings()
+    traits = traits or Traits(tiers=frozenset({Tier.ON_DEMAND}))
+    for provider, rows in offers.items():
+        known.put(provider, "default", traits=traits, offerings=rows)
+    names = {*providers, *offers}
+    return Stock(
+        offerings=known,
+        catalogue=catalogue or Catalogue(),
+        configured=frozenset((name, "default") for name in names),
+    )
 
 
 def applied(pod):

@@ -5,7 +5,7 @@ import json
 
 import pytest
 import structlog
-from admission_makers import GATE, opted_in
+from admission_makers import GATE, a_stock, opted_in
 
 from app.admission.configurations import certificate_names, configurations
 from app.admission.reviews import BODY_BYTES_MAX, application
@@ -56,7 +56,7 @@ async def posted(body, *, path=keys.POD_MUTATING_PATH, method="POST"):
         "headers": [],
         "server": ("127.0.0.1", 9443),
     }
-    await application(provider_names=lambda: frozenset({"aws"}))(scope, receive, send)
+    await application(stock=a_stock("aws"))(scope, receive, send)
     return sent[0]["status"], b"".join(message.get("body", b"") for message in sent[1:])
 
 
