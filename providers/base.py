@@ -295,12 +295,16 @@ class EndReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """How it ended. ``exit_code`` is None when the cloud does not tell: never read that as 0."""
+    """How it ended. ``exit_code`` is None when the cloud does not tell: never read that as 0.
+
+    ``image``: its image could not be pulled, so that nothing ever ran.
+    """
 
     reason: EndReason
     exit_code: int | None = None
     message: str = ""
     at: datetime | None = None
+    image: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

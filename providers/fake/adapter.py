@@ -33,6 +33,7 @@ from providers.base import (
     MeterKind,
     Offering,
     OutcomeUnknown,
+    PortAddress,
     Provider,
     ProviderConfig,
     ProviderError,
@@ -332,6 +333,7 @@ class FakeProvider:
             started_at=body.started_at,
             end=_end(body.end),
             endpoint=body.address,
+            ports=tuple(PortAddress(port=each.port, address=each.address) for each in body.ports),
             meters=_meters(body.meters),
             host=body.host,
             trouble=None if state else f"the cloud says {body.state!r}",
@@ -439,6 +441,7 @@ def _order(
     attempt: Attempt, workload: Workload, *, offering: Offering, avoid: frozenset[str]
 ) -> dict[str, Any]:
     accelerator, ceiling = offering.accelerator, attempt.ceiling_usd_per_hour
+    login = workload.registry
     return {
         "name": attempt.identity,
         "token": attempt.token,
@@ -450,6 +453,9 @@ def _order(
         "command": list(workload.command),
         "args": list(workload.args),
         "env": dict(workload.env),
+        "registry": None
+        if login is None
+        else {"server": login.server, "username": login.username, "password": login.password},
         "ports": list(workload.ports),
         "disk_gib": _disk_gib(workload),
         "max_usd_per_hour": None if ceiling is None else str(ceiling),
@@ -486,4 +492,4 @@ def _end(body: wire.EndBody | None) -> End | None:
     if body is None:
         return None
     reason = _END_REASONS.get(body.reason, EndReason.UNKNOWN)
-    return End(reason=reason, exit_code=body.exit_code, message=body.message, at=body.at)
+    return End(reason=reason, exit_code=body.exit_code, message=body.message, at=body.at, image=body.image)

@@ -34,7 +34,7 @@ from providers.simulation.clock import as_text
 from providers.simulation.engine import Engine
 from providers.simulation.http import Answer, Asked, Front
 from providers.simulation.orders import Order, Refusal, Refused
-from providers.simulation.scenario import Billing
+from providers.simulation.scenario import Billing, Images
 from providers.simulation.state import Machine
 
 DEFAULT_SCENARIO = """\
@@ -151,7 +151,7 @@ class _Api:
         return Answer(body={"items": items})
 
     def create(self, asked: Asked) -> Answer:
-        order = _order(asked)
+        order = _order(asked, self._engine.scenario.images)
         phantom = asked.fault("phantom") is not None
         made = self._engine.create(order, now=asked.now, phantom=phantom)
         status = 200 if made.replayed else 201
@@ -234,8 +234,10 @@ class _Api:
                 "message": machine.end_message,
                 "at": as_text(machine.ended_at),
                 "exit_code": machine.exit_code if completion == "code" else None,
+                "image": bool(machine.pull_problem),
             }
         number = machine.number % 65_025
+        ports = self._engine.doors.addresses(machine) if state == "running" else {}
         address = f"198.18.{number // 255}.{number % 255 + 1}"
         return {
             "id": machine.id,
@@ -249,6 +251,7 @@ class _Api:
             "created_at": as_text(machine.created_at),
             "started_at": as_text(machine.last("running")),
             "address": address if state == "running" else None,
+            "ports": [{"port": port, "address": where} for port, where in ports.items()],
             "host": machine.host,
             "meters": _meters(machine.rates[-1][1]) if state in self._engine.scenario.billing.states else [],
             "end": end,
@@ -261,7 +264,24 @@ def _bills_until(billing: Billing) -> str:
     return "terminate_asked" if "exited" in billing.states else "ended"
 
 
-def _order(asked: Asked) -> Order:
+def digest_of(value: str) -> str:
+    """What is kept of a variable's value: enough to tell whether it arrived."""
+    return hashlib.sha256(value.encode()).hexdigest()
+
+
+def _pull_problem(body: dict[str, Any], images: Images) -> str:
+    """Why the image could not be pulled; the login is looked at here, and kept nowhere."""
+    image = str(body.get("image") or "")
+    if image in images.missing:
+        return f"pull of {image} failed: not found"
+    wanted = images.private.get(image.partition("/")[0])
+    login = body.get("registry") or {}
+    if wanted is not None and f"{login.get('username')}:{login.get('password')}" != wanted:
+        return f"pull of {image} failed: {'access denied' if login else 'authentication required'}"
+    return ""
+
+
+def _order(asked: Asked, images: Images) -> Order:
     body = asked.json
     if not isinstance(body, dict):
         raise Refused(Refusal.INVALID, "the body must be a JSON object")
@@ -278,7 +298,9 @@ def _order(asked: Asked) -> Order:
             image=body.get("image", ""),
             command=tuple(body.get("command") or ()),
             args=tuple(body.get("args") or ()),
-            env_names=tuple(env),
+            env={name: digest_of(value) for name, value in env.items()},
+            ports=tuple(int(port) for port in body.get("ports") or ()),
+            pull_problem=_pull_problem(body, images),
             disk_gib=body.get("disk_gib"),
             ceiling_usd_per_hour=None if ceiling is None else Decimal(ceiling),
             avoid_hosts=frozenset(body.get("avoid_hosts") or ()),

@@ -41,6 +41,12 @@ class EndBody(BaseModel):
     message: str
     at: Time | None
     exit_code: int | None
+    image: bool
+
+
+class PortBody(BaseModel):
+    port: int
+    address: str
 
 
 class MachineBody(BaseModel):
@@ -52,6 +58,7 @@ class MachineBody(BaseModel):
     created_at: Time
     started_at: Time | None
     address: str | None
+    ports: list[PortBody]
     host: str | None
     meters: list[MeterBody]
     end: EndBody | None

@@ -141,7 +141,10 @@ class _Control:
         return Answer(status=201, body=self._machine(machine, now))
 
     def happen(self, request: Request, json: Any) -> Answer:
-        """``preempt``, ``exit`` (``code``), ``fail`` (``message``) or ``remove``."""
+        """``preempt``, ``exit`` (``code``), ``fail`` (``message``), ``remove``, or ``health``.
+
+        ``health`` is how its workload answers at its ports: ``status`` (0: never), ``open``, ``location``.
+        """
         engine, now = self._engine, self._engine.clock.now()
         machine = engine.machines.get(request.path_params["id"])
         if machine is None:
@@ -156,6 +159,13 @@ class _Control:
                 engine.fail(machine, now=now, message=json.get("message", "the machine broke"))
             case "remove":
                 engine.remove(machine, now=now)
+            case "health":
+                engine.doors.set_health(
+                    machine.id,
+                    status=json.get("status"),
+                    open_=json.get("open"),
+                    location=json.get("location", ""),
+                )
             case other:
                 return Answer(status=404, body={"error": f"nothing is called {other}"})
         return Answer(body=self._machine(machine, now))
@@ -179,7 +189,10 @@ class _Control:
             "image": machine.image,
             "command": machine.command,
             "args": machine.args,
-            "env_names": machine.env_names,
+            "env_names": sorted(machine.env),
+            "env_digests": machine.env,
+            "ports": machine.ports,
+            "requests": self._engine.doors.requests(machine.id),
             "created_at": as_text(machine.created_at),
             "ended_at": as_text(machine.ended_at),
             "end_reason": machine.end_reason,

@@ -17,6 +17,7 @@ from typing import Any
 
 from providers.base import Tier
 from providers.simulation.clock import Clock, micros, real_time
+from providers.simulation.doors import Doors
 from providers.simulation.faults import Faults
 from providers.simulation.market import Market, Meters, Pool, pool_of, pool_of_order, text, within
 from providers.simulation.orders import Order, Refusal, Refused
@@ -45,6 +46,7 @@ class Engine:
         facts = scenario.clock
         self.clock = Clock(anchor=real(), scale=facts.scale, skew_s=facts.skew_s, real=real)
         self.faults = Faults(lambda dumped: journal.append("faults", dumped))
+        self.doors = Doors(scenario.serve, now=self.clock.now, scale=facts.scale)
         self.machines: dict[str, Machine] = {}
         self.creates: list[dict[str, Any]] = []
         self.calls: Counter[str] = Counter()
@@ -307,6 +309,8 @@ class Engine:
                     self._serve(pool, at)
                     return
                 self._start(machine, at)
+            case "run" if machine.pull_problem:
+                self.fail(machine, now=at, message=machine.pull_problem)
             case "run":
                 self._enter(machine, "running", at)
                 life = self.life
@@ -365,6 +369,7 @@ class Engine:
         self.market.hold(machine, machine.holds_capacity - held)
         if held and not machine.holds_capacity:
             self._serve(pool_of(machine), at)
+        self.doors.follow(machine)
         if state == "gone":
             stay_s = max(self.scenario.history_s, self.scenario.lag.list_terminate_s)
             self._schedule(machine, "forget", at + micros(stay_s))
@@ -418,7 +423,9 @@ class Engine:
             image=order.image,
             command=list(order.command),
             args=list(order.args),
-            env_names=sorted(order.env_names),
+            env=dict(order.env),
+            ports=list(order.ports),
+            pull_problem=order.pull_problem,
             labels=dict(order.labels),
             digest=order.digest,
             exit_after_s=order.exit_after_s,
@@ -442,6 +449,7 @@ class Engine:
         for kind, value in self.journal.read():
             match kind:
                 case "machine":
+                    value.pop("env_names", None)  # of an earlier version
                     value["history"] = [(state, at) for state, at in value["history"]]
                     value["rates"] = [
                         (at, [tuple(meter) for meter in meters]) for at, meters in value["rates"]

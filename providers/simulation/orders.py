@@ -35,7 +35,8 @@ class Refused(Exception):
 class Order:
     """What a create asks for. ``exit_…`` and ``stop_…`` script the workload, None as the scenario.
 
-    ``digest`` stands for the exact request: the same token with another one is refused.
+    ``digest`` stands for the exact request: the same token with another one is refused. ``env`` maps names to
+    digests of their values, which are not kept. ``pull_problem``: why its image cannot be pulled.
     """
 
     name: str | None
@@ -47,7 +48,9 @@ class Order:
     image: str = ""
     command: tuple[str, ...] = ()
     args: tuple[str, ...] = ()
-    env_names: tuple[str, ...] = ()
+    env: dict[str, str] = field(default_factory=dict)
+    ports: tuple[int, ...] = ()
+    pull_problem: str = ""
     labels: dict[str, str] = field(default_factory=dict)
     disk_gib: int | None = None
     ceiling_usd_per_hour: Decimal | None = None

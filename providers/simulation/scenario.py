@@ -68,6 +68,22 @@ class Life(_Part):
     reclaim_leaves: Literal["exited", "gone"] = Field("exited", description="What a reclaim leaves behind.")
 
 
+class Serve(_Part):
+    """What running workloads do with the ports of their orders: answer HTTP on the loopback interface."""
+
+    ready_after_s: Seconds = Field(0.0, description="Running until ready: connections are refused before.")
+    status: int = Field(200, ge=0, le=599, description="Every answer's status; 0: accept, and never answer.")
+
+
+class Images(_Part):
+    """Which images cannot be pulled. The order is taken all the same, as clouds do, and fails at its boot."""
+
+    missing: tuple[str, ...] = Field((), description="References that no registry knows.")
+    private: dict[str, str] = Field(
+        default_factory=dict, repr=False, description="Registry host: the USER:PASSWORD that it asks for."
+    )
+
+
 class Billing(_Part):
     """When the meters run. Which states bill, and how the seconds are rounded at the end."""
 
@@ -147,6 +163,8 @@ class Scenario(_Part):
     clock: ClockPart = ClockPart()
     lag: Lag = Lag()
     life: Life = Life()
+    serve: Serve | None = Field(None, description="null: workloads serve nothing, and only have an address.")
+    images: Images = Images()
     billing: Billing = Billing()
     offers: tuple[Offer, ...] = Field(min_length=1)
 

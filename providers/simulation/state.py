@@ -45,7 +45,9 @@ class Machine:
     image: str = ""
     command: list[str] = field(default_factory=list)
     args: list[str] = field(default_factory=list)
-    env_names: list[str] = field(default_factory=list)
+    env: dict[str, str] = field(default_factory=dict)
+    ports: list[int] = field(default_factory=list)
+    pull_problem: str = ""
     labels: dict[str, str] = field(default_factory=dict)
     digest: str = ""
     exit_after_s: float | None = None

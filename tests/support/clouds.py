@@ -224,6 +224,23 @@ class FakeCloud:
     async def fail(self, machine_id: str, *, message: str = "the machine broke") -> None:
         await self.control("POST", f"/sim/machines/{machine_id}/fail", {"message": message})
 
+    async def set_health(
+        self,
+        machine_id: str,
+        *,
+        status: int | None = None,
+        open_: bool | None = None,
+        location: str = "",
+    ) -> None:
+        """How its workload answers at its ports from now on (a scenario with ``serve``); 0: never."""
+        body = {"status": status, "open": open_, "location": location}
+        await self.control("POST", f"/sim/machines/{machine_id}/health", body)
+
+    async def requests(self, machine_id: str) -> list[dict[str, Any]]:
+        """What the workload of a machine was asked, each with ``port``, ``path`` and ``headers``."""
+        (machine,) = [each for each in await self.machines() if each["id"] == machine_id]
+        return list(machine["requests"])
+
     async def remove(self, machine_id: str) -> None:
         """It disappears without a word."""
         await self.control("POST", f"/sim/machines/{machine_id}/remove")
