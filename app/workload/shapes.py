@@ -136,6 +136,7 @@ _VOLUMES: Final = {
 }
 _RESOURCES: Final = frozenset({"cpu", "memory", "ephemeral-storage", GPU_RESOURCE})
 _TOKEN_VOLUME = "kube-api-access-"  # how the API server names the volume that it adds to every Pod
+_ROOT_CA = "kube-root-ca.crt"
 _TOKEN_SOURCES = frozenset({"serviceAccountToken", "configMap", "downwardAPI"})
 
 
@@ -190,11 +191,19 @@ def _reasons(pod: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _is_token(volume: Mapping[str, Any]) -> bool:
-    """Whether it is the volume that the API server adds for the service account: no machine gets it."""
+    """Whether it is the volume that the API server adds for the service account: no machine gets it.
+
+    A token for another audience, or another ConfigMap, was asked for by somebody, whatever the volume's name.
+    """
     sources = (volume.get("projected") or {}).get("sources") or ()
     kinds = {kind for source in sources for kind in source}
     named = str(volume.get("name", "")).startswith(_TOKEN_VOLUME)
-    return named and "serviceAccountToken" in kinds and kinds <= _TOKEN_SOURCES
+    own = all(
+        not (source.get("serviceAccountToken") or {}).get("audience")
+        and (source.get("configMap") or {}).get("name", _ROOT_CA) == _ROOT_CA
+        for source in sources
+    )
+    return named and own and "serviceAccountToken" in kinds and kinds <= _TOKEN_SOURCES
 
 
 def _at(node: Any, path: Sequence[str], field: str) -> Iterator[tuple[str, Any]]:
