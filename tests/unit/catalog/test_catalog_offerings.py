@@ -1,12 +1,16 @@
 """The merged set of what can be rented."""
 
 import asyncio
+from dataclasses import replace
+from decimal import Decimal
 
 import pytest
 
+from catalog.catalogue import CloudRows
 from catalog.offerings import AccountOffers, Offerings
 from catalog.refresh import follow
-from providers.base import Accelerator, Offering, Tier, Traits, Unavailable
+from catalog.regions import region_tokens
+from providers.base import Accelerator, Meter, MeterKind, Offering, Tier, Traits, Unavailable
 
 TRAITS = Traits(tiers=frozenset(Tier))
 
@@ -35,6 +39,89 @@ def test_an_offering_without_a_count_is_for_every_count():
     rows = an_account(an_offering(count=0)).find(Accelerator(type="h100", count=3))
 
     assert [row.shape for row in rows] == ["s"]
+
+
+@pytest.mark.behaviour(28)
+def test_an_offering_for_any_count_is_given_and_priced_as_for_the_count_that_was_asked():
+    gpu = Meter(kind=MeterKind.GPU, quantity=Decimal(1), usd=Decimal("3.95"))
+    base = Meter(kind=MeterKind.MACHINE, quantity=Decimal(1), usd=Decimal("0.05"))
+
+    (row,) = an_account(an_offering(count=0, meters=(gpu, base))).find(Accelerator(type="h100", count=3))
+
+    assert row.accelerator == Accelerator(type="H100", count=3)
+    assert row.usd_per_hour == Decimal("11.90")
+
+
+@pytest.mark.behaviour(24)
+@pytest.mark.parametrize("kind", ["H100", "h100-80gb", "H100-80GB", "nvidia-h100"])
+def test_an_accelerator_is_found_by_any_of_its_names(kind):
+    offers = AccountOffers(
+        provider="acme",
+        account="default",
+        traits=TRAITS,
+        offerings=(an_offering("a"), an_offering("b", kind="nvidia-h100")),
+        aliases={"h100-80gb": "H100", "nvidia-h100": "H100"},
+    )
+
+    assert [row.shape for row in offers.find(Accelerator(type=kind, count=8))] == ["a", "b"]
+
+
+def a_cloud(*rows, adapter="acme"):
+    """The rows of a catalogue file, which are of no account yet."""
+    return CloudRows(adapter=adapter, rows=tuple(replace(row, provider=adapter, account="") for row in rows))
+
+
+def test_written_rows_are_offered_before_a_cloud_answers_and_its_own_word_is_believed_after():
+    offerings = Offerings()
+    written = [an_offering("s", region="r1"), an_offering("s", region="r2"), an_offering("t", region="r1")]
+    dearer = Meter(kind=MeterKind.MACHINE, quantity=Decimal(1), usd=Decimal(9))
+
+    offerings.put("acme", "default", traits=TRAITS, written=a_cloud(*written))
+    before = offerings.view[("acme", "default")]
+    told = [an_offering("s", region="r1", meters=(dearer,)), an_offering("u", region="r3")]
+    offerings.put("acme", "default", traits=TRAITS, offerings=told)
+    after = offerings.view[("acme", "default")]
+
+    assert not before.answered
+    assert before.offerings == tuple(written)
+    assert after.answered
+    assert after.offerings == (*told, written[1], written[2])
+
+
+def test_a_cloud_that_tells_nothing_is_served_by_its_rows_and_has_answered():
+    offerings = Offerings()
+
+    offerings.put("acme", "default", traits=TRAITS, offerings=[], written=a_cloud(an_offering("s")))
+
+    account = offerings.view[("acme", "default")]
+    assert [row.shape for row in account.offerings] == ["s"]
+    assert account.answered
+
+
+@pytest.mark.behaviour(360)
+@pytest.mark.parametrize(
+    ("name", "adapter", "tokens"),
+    [("my-aws", "aws", 4), ("aws", "fake", 4), ("aws", "", 4), ("my-aws", "fake", 1)],
+    ids=["an-account-called-otherwise", "a-stand-in", "by-name", "neither"],
+)
+def test_region_words_are_those_of_the_kind_of_cloud_and_else_of_its_name(name, adapter, tokens):
+    offerings = Offerings()
+    offerings.put(name, "default", traits=TRAITS, offerings=[], written=a_cloud(adapter=adapter))
+    words = offerings.view[(name, "default")].words
+
+    assert len(region_tokens(["us"], served=("us-east-1",), words=words)) == tokens
+
+
+def test_listeners_of_a_term_hear_nothing_after_it():
+    offerings, always, of_term = Offerings(), [], []
+    offerings.on_change(always.append)
+
+    with offerings.listeners_of_a_term():
+        offerings.on_change(of_term.append)
+        offerings.put("acme", "default", traits=TRAITS)
+    offerings.drop("acme", "default")
+
+    assert (len(always), len(of_term)) == (2, 1)
 
 
 def test_no_accelerator_finds_only_shapes_without_one():
