@@ -144,6 +144,11 @@ class VirtualNodes:
             await foreign.synced()
             tasks.create_task(keeper.run(), name=f"keep {name}")
 
+    def kill(self, pod_uid: str, message: str) -> None:
+        """A probe has found the Pod's workload dead. See `Lifecycle.kill`."""
+        for life in self._lives.values():
+            life.kill(pod_uid, message)
+
     # --- what has changed ---
 
     def _pod_changed(self, old: Obj | None, new: Obj | None) -> None:
