@@ -257,6 +257,7 @@ class Placement:
         if pod is None or objects.is_over(pod):
             if pod is None:
                 await self._teller.opted_out(key)
+            if pod is None or objects.is_gated(pod):
                 self._take_back(key)
             self._forget(key)
             return None if pod is None else await self._give_back(key, pod)
