@@ -25,6 +25,7 @@ from app.provisioning.service import Provisioning
 from app.settings import Settings
 from app.vnode.lifecycle import CLAIMS_BY_POD, Lifecycle
 from app.vnode.node import NodeKeeper
+from app.vnode.retire import Retirement
 from providers.base import ClaimUid
 
 log = structlog.get_logger()
@@ -72,6 +73,13 @@ class VirtualNodes:
         for cache in (self._claims, self._pools, self._pods):
             await cache.synced()
         async with asyncio.TaskGroup() as nodes:
+            retirement = Retirement(
+                kube=self._kube,
+                claims=self._claims,
+                settings=self._settings,
+                installation=self._installation,
+            )
+            nodes.create_task(retirement.run(), name="nodes of former providers")
             for key in await self._existing():
                 self._start(nodes, key)
             while True:
@@ -137,7 +145,9 @@ class VirtualNodes:
             settings=self._settings,
             installation=self._installation,
             now=self._now,
+            clock=self._clock,
         )
+        self._provisioning.inventory.on_round(keeper.hearing.take)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(foreign.run(), name=f"watch foreign Pods of {name}")
             tasks.create_task(life.run(), name=f"Pods of {name}")

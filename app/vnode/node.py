@@ -8,6 +8,7 @@ the garbage collector takes its Pods.
 
 import asyncio
 import importlib.metadata
+import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -21,6 +22,7 @@ from app.kube.client import Kube, Obj
 from app.kube.errors import Conflict, Exists, KubeError, Replaced
 from app.kube.patches import condition, diff, timestamp
 from app.settings import Settings
+from app.vnode.hearing import MACHINES_KNOWN, Hearing
 
 log = structlog.get_logger()
 
@@ -67,6 +69,7 @@ class NodeKeeper:
         settings: Settings,
         installation: str,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = keys.node_name(provider, account)
         self._provider, self._account, self._installation = provider, account, installation
@@ -74,6 +77,9 @@ class NodeKeeper:
         self._settings, self._now = settings, now
         self._nodes = Cache(self._kube, paths.nodes(), field_selector=f"metadata.name={self.name}")
         self._changed = asyncio.Event()
+        self.hearing = Hearing(
+            (provider, account), patience_s=settings.silence_s, clock=clock, changed=self._changed.set
+        )
         self._nodes.on_change(lambda _old, _new: self._changed.set())
         self._version = ""
 
@@ -99,7 +105,7 @@ class NodeKeeper:
                 wait_s = min(RETRY_MAX_S, RETRY_S * 2.0**failures)
                 log.warning("virtual node not written", node=self.name, error=str(error))
             try:
-                async with asyncio.timeout(wait_s):
+                async with asyncio.timeout(min(wait_s, self.hearing.due_s() or wait_s)):
                     await self._changed.wait()
             except TimeoutError:
                 pass
@@ -172,6 +178,12 @@ class NodeKeeper:
                 conditions, type=type_, status=status, reason=reason, message=message, now=now
             )
         ours = {type_ for type_, _, _ in _HEALTHY}
+        if (said := self.hearing.said()) is not None:
+            known, reason, message = said
+            conditions = condition(
+                conditions, type=MACHINES_KNOWN, status=known, reason=reason, message=message, now=now
+            )
+            ours.add(MACHINES_KNOWN)
         stamped = [
             each | {"lastHeartbeatTime": timestamp(now)} for each in conditions if each["type"] in ours
         ]

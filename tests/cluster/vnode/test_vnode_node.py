@@ -1,14 +1,20 @@
 """The Node object and its Lease, on a real API server with its own controllers at work."""
 
+import asyncio
 from datetime import datetime
 from typing import Any
 
+import pytest
+
 from app.api import keys
 from app.kube import paths
+from app.kube.cache import Cache
 from app.kube.client import Obj
 from app.kube.errors import Conflict
+from app.vnode.hearing import MACHINES_KNOWN
 from app.vnode.node import CAPACITY
-from tests.cluster.vnode.vnode_world import World, is_ready
+from app.vnode.retire import Retirement
+from tests.cluster.vnode.vnode_world import DEADLINE_S, World, is_ready
 
 
 async def node(world: World) -> Obj | None:
@@ -48,6 +54,7 @@ async def test_the_node_of_an_account_has_room_for_any_pod_and_a_taint_that_keep
 async def test_a_healthy_node_is_written_once_and_then_only_its_lease(world: World) -> None:
     async with world.running(node_lease_s=0.1):
         await ready(world)
+        await world.until_true(lambda: known(world))  # the first whole list is news, too
         world.wire.writes.clear()
         pod = await world.pod()
         await world.until_ready(pod)
@@ -190,3 +197,110 @@ async def _set_taints(world: World, taints: list[dict[str, Any]]) -> None:
             return
         except Conflict:
             continue
+
+
+# --- a provider that is silent, and one that is configured no more -------------------------------
+
+
+async def known(world: World) -> Obj | None:
+    """The Node's condition about its machines, once there is one."""
+    found = await node(world)
+    conditions = ((found or {}).get("status") or {}).get("conditions") or ()
+    return next((each for each in conditions if each["type"] == MACHINES_KNOWN), None)
+
+
+async def test_a_silent_cloud_is_said_once_on_its_node_and_on_no_pod(world: World) -> None:
+    async def says(status: str) -> Obj | None:
+        found = await known(world)
+        return found if found is not None and found["status"] == status else None
+
+    async with world.running():
+        pod = await world.pod()
+        before = await world.until_ready(pod)
+        await world.until_true(lambda: says("True"))
+        world.wire.writes.clear()
+        fault = await world.cloud.add_fault("status", verb="list", unlimited=True)
+
+        silent: Obj = await world.until_true(lambda: says("Unknown"))
+        await world.unknown_rounds(4)
+        still = await known(world)
+        during = await world.see(pod)
+        outage = [what for what, _ in world.wire.writes if what != "PATCH leases"]
+        await world.cloud.clear_faults(fault)
+        await world.until_true(lambda: says("True"))
+
+    assert during is not None
+    assert during["status"] == before["status"]
+    assert silent["reason"] == "ProviderSilent"
+    assert still is not None
+    assert still["lastTransitionTime"] == silent["lastTransitionTime"]  # since when
+    assert outage == ["PATCH nodes/status"]
+
+
+async def test_a_new_leader_keeps_the_moment_since_when_a_cloud_is_silent(world: World) -> None:
+    async def unknown() -> Obj | None:
+        found = await known(world)
+        return found if found is not None and found["status"] == "Unknown" else None
+
+    async with world.running():
+        await ready(world)
+        await world.cloud.kill()
+        first: Obj = await world.until_true(unknown)
+    async with world.running(node_status_s=0.5):
+        beat = _heartbeat(await ready(world))
+
+        async def later() -> bool:
+            return _heartbeat(await world.kube.get(paths.node(world.node))) > beat
+
+        await world.until_true(later)
+        second = await known(world)
+
+    assert second is not None
+    assert second["lastTransitionTime"] == first["lastTransitionTime"]
+
+
+@pytest.mark.behaviour(111)
+async def test_the_node_of_a_former_provider_goes_when_no_pod_and_no_claim_needs_it(world: World) -> None:
+    async with world.running():
+        await ready(world)
+        pod = await world.pod()
+        await world.until_ready(pod)
+        retirement = Retirement(
+            kube=world.kube,
+            claims=world.vnodes._claims,
+            settings=world.settings().model_copy(update={"providers": (), "list_rest_s": 0.1}),
+            installation=world.installation,
+        )
+        assert await retirement._retired() != []
+        assert not await retirement._remove(await world.kube.get(paths.node(world.node)))
+        await world.kube.delete(paths.pod(world.namespace, pod["metadata"]["name"]))
+        await world.until_gone(pod)
+    claim = paths.nodeclaim(keys.claim_name(world.namespace, pod["metadata"]["name"]))
+    await world.kube.patch(claim, {"metadata": {"finalizers": None}}, kind="merge")
+    await world.kube.delete(claim)
+    claims = Cache(world.kube, paths.nodeclaims())
+    async with asyncio.TaskGroup() as tasks:
+        watching = tasks.create_task(claims.run())
+        await claims.synced()
+        settings = world.settings().model_copy(update={"providers": (), "list_rest_s": 0.1})
+        await asyncio.wait_for(
+            Retirement(
+                kube=world.kube, claims=claims, settings=settings, installation=world.installation
+            ).run(),
+            DEADLINE_S,
+        )
+        watching.cancel()
+
+    assert await node(world) is None
+
+
+async def test_the_node_of_another_installation_is_never_removed(world: World) -> None:
+    async with world.running():
+        await ready(world)
+    claims = Cache(world.kube, paths.nodeclaims())
+    settings = world.settings().model_copy(update={"providers": ()})
+
+    other = Retirement(kube=world.kube, claims=claims, settings=settings, installation="b" * 10)
+    await asyncio.wait_for(other.run(), DEADLINE_S)
+
+    assert await node(world) is not None
