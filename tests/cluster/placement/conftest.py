@@ -24,7 +24,7 @@ async def api_server(cluster: Cluster) -> AsyncIterator[Kube]:
         async def established() -> bool:
             for crd in crds:
                 held = await kube.get(paths.crd(crd["metadata"]["name"]))
-                states = {each["type"]: each["status"] for each in held["status"].get("conditions", ())}
+                states = {each["type"]: each["status"] for each in held["status"].get("conditions") or ()}
                 if states.get("Established") != "True":
                     return False
             return True

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any
 from uuid import uuid4
 
@@ -27,7 +28,7 @@ from app.placement.controller import Placement
 from app.provisioning.service import Provisioning
 from app.settings import Settings, load
 from catalog.offerings import Offerings
-from providers.base import Accelerator, Offering, Tier, Traits
+from providers.base import Accelerator, Meter, MeterKind, Offering, Tier, Traits
 
 DEADLINE_S = 20.0
 INSTALLATION = "testtestaa"
@@ -76,6 +77,10 @@ class Wire:
         """Break off at the ``nth`` write from now on, and answer nothing from then on."""
         self._break_at, self._after_effect = len(self.writes) + nth, after_effect
 
+    def mend(self) -> None:
+        """Answer again."""
+        self.broken.clear()
+
     async def send(self, method: str, path: str, **request: Any) -> bytes:
         if self.broken.is_set():
             raise Unreachable("broken off")
@@ -87,6 +92,7 @@ class Wire:
         if self._after_effect:
             await self._transport.send(method, path, **request)
         self.broken.set()
+        self._break_at = None
         raise Unreachable("broken off")
 
     def lines(self, *args: Any, **kwargs: Any) -> Any:
@@ -127,10 +133,17 @@ class World:
 
     # --- what there is ---------------------------------------------------------------------------
 
-    async def provider(self, *regions: str, traits: Traits | None = None) -> str:
+    async def provider(self, *regions: str, traits: Traits | None = None, usd: str | None = None) -> str:
         """A new provider that offers eight H100 in both tiers, with its virtual node, Ready and untainted."""
         name = f"p-{uuid4().hex[:8]}"
         self.providers.append(name)
+        self.offer(name, *regions, traits=traits, usd=usd)
+        await self._node(name)
+        return name
+
+    def offer(self, name: str, *regions: str, traits: Traits | None = None, usd: str | None = None) -> None:
+        """What the provider offers from now on; ``usd`` an hour for each machine, None: it does not say."""
+        price = Meter(kind=MeterKind.MACHINE, quantity=Decimal(1), usd=None if usd is None else Decimal(usd))
         rows = [
             Offering(
                 provider=name,
@@ -139,15 +152,13 @@ class World:
                 tier=tier,
                 accelerator=H100X8,
                 shape="h100x8",
-                meters=(),
+                meters=(price,),
             )
             for region in regions or ("",)
             for tier in Tier
         ]
         traits = traits or Traits(tiers=frozenset(Tier))
         self.offerings.put(name, "default", traits=traits, offerings=rows)
-        await self._node(name)
-        return name
 
     async def _node(self, provider: str) -> None:
         node = keys.node_name(provider)
@@ -192,6 +203,7 @@ class World:
         gates: tuple[str, ...] = (keys.SCHEDULING_GATE,),
         owned: bool = True,
         labels: Obj | None = None,
+        annotations: dict[str, str] | None = None,
         cpu: str = "1",
         **spec: Any,
     ) -> Obj:
@@ -205,6 +217,8 @@ class World:
             }
             | (labels or {}),
         }
+        if annotations is not None:
+            metadata["annotations"] = annotations
         if owned:
             metadata["ownerReferences"] = [await self._owner(namespace or self.namespace)]
         toleration = {"key": keys.TAINT_KEY, "operator": "Exists", "effect": keys.TAINT_EFFECT}
@@ -270,7 +284,7 @@ class World:
 
         async def said() -> Obj | None:
             conditions = (await self.read(pod)).get("status", {}).get("conditions") or ()
-            return next((each for each in conditions if each["reason"] == reason), None)
+            return next((each for each in conditions if each.get("reason") == reason), None)
 
         found: Obj = await until(said)
         return found
