@@ -5,11 +5,14 @@ import os
 import types
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 import click
 
 from app.settings import Settings, SettingsError, flag_of, load
+
+if TYPE_CHECKING:
+    from app.kube.client import Kube
 
 
 def _with_settings(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -67,14 +70,25 @@ def command(**flags: Any) -> None:
             from app.dev import bring_up
 
             settings = stack.enter_context(bring_up(settings))
+        from app.inventory.accounts import BadOptions
+
         try:
             asyncio.run(_run(settings))
+        except* click.ClickException as refused:
+            raise _first(refused) from None
+        except* BadOptions as refused:
+            raise click.UsageError(str(_first(refused))) from None
         except* Exception as failures:
             import structlog
 
             # A duty that failed in a way nobody foresaw: end, and begin again with nothing remembered.
             structlog.get_logger().critical("the replica ends", exc_info=failures)
             raise SystemExit(1) from None
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    inner = group.exceptions[0]
+    return _first(inner) if isinstance(inner, BaseExceptionGroup) else inner
 
 
 def _check(settings: Settings) -> list[str]:
@@ -101,9 +115,9 @@ async def _run(settings: Settings) -> None:
     import asyncio.sslproto
     from typing import cast
 
-    from app.kube import paths
     from app.kube.auth import NoCluster
     from app.kube.client import Kube
+    from app.kube.errors import KubeError
     from app.manager import Replica
 
     # The API server opens up to a hundred webhook connections in a burst, and each would hold 256 KiB.
@@ -111,14 +125,35 @@ async def _run(settings: Settings) -> None:
     try:
         kube = await Kube.connect(kubeconfig=settings.kubeconfig)
     except NoCluster as error:
-        raise click.ClickException(str(error)) from None
+        raise click.ClickException(f"--kubeconfig: {error}") from None
     async with kube:
-        if settings.dev:
-            from app.dev import prepare_cluster
+        try:
+            if settings.dev:
+                from app.dev import prepare_cluster
 
-            await prepare_cluster(kube, settings.namespace)
-        elif await kube.find(paths.namespace(settings.namespace)) is None:
-            raise click.ClickException(
-                f"namespace {settings.namespace} does not exist: create it, or --namespace"
-            )
+                await prepare_cluster(kube, settings.namespace)
+            await _check_cluster(kube, settings)
+        except KubeError as error:
+            raise click.ClickException(f"the API server cannot be used: {error}") from None
         await Replica(settings, kube=kube).run()
+
+
+async def _check_cluster(kube: "Kube", settings: Settings) -> None:
+    """What would keep every Pod gated, said before anything starts."""
+    from app.kube import paths
+    from app.kube.preflight import missing_kinds, missing_rights
+
+    problems = []
+    if rights := await missing_rights(kube, namespace=settings.namespace):
+        lines = "".join(f"\n  {line}" for line in rights)
+        problems.append(
+            f"we may not do what Nebula has to; give our user or ServiceAccount the rights to:{lines}"
+        )
+    elif await kube.find(paths.namespace(settings.namespace)) is None:
+        problems.append(f"namespace {settings.namespace} does not exist: create it, or give --namespace")
+    if kinds := await missing_kinds(kube):
+        problems.append(
+            f"the cluster does not know {', '.join(kinds)}: kubectl apply -f crds/, or start with --dev"
+        )
+    if problems:
+        raise click.ClickException("\n".join(problems))
