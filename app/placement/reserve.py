@@ -123,6 +123,7 @@ class _Course:
     unready_since: float | None = None
     bound: bool = False
     noted: bool = False
+    lifted: bool = False  # the watch may still show the gate
     tried: int = 0
     given_up: set[str] = field(default_factory=set)
     free: set[str] = field(default_factory=set)
@@ -273,7 +274,7 @@ class Reserve:
 
     async def _reconcile(self, key: Key) -> Again | None:
         pod, course = self._pods.get(*key), self._courses.get(key)
-        if pod is None or course is None or course.pod_uid != uid_of(pod):
+        if pod is None or course is None or course.pod_uid != uid_of(pod) or course.lifted:
             return None
         if objects.is_over(pod) or not objects.is_gated(pod):
             return None
@@ -399,7 +400,7 @@ class Reserve:
                 until = self._now() + timedelta(seconds=left_s)
                 text = f": queued by the provider, which has until {until:%H:%M} UTC to commit capacity"
                 await self._tell(key, pod, course, spec, text)
-                return Again(left_s)
+                return Again(min(left_s, self._quiet_left_s(course) or left_s))
             case Standing.UNSEEN:
                 await self._tell(key, pod, course, spec, ": waiting for the provider to show the machine")
                 return Again(self._settings.list_busy_s)
@@ -409,7 +410,9 @@ class Reserve:
         pool = await self._kube.find(paths.nodepool(spec.pool))
         objection = self._object(pod, NodeClaim.model_validate(stored), pool)
         if objection is None:
-            return await self._hands.lift(key, pod, stored, course.bound)
+            again = await self._hands.lift(key, pod, stored, course.bound)
+            course.lifted = again is None
+            return again
         if objection.lasting:
             return await self._give_up(key, pod, course, spec, kind="pool", why=objection.text)
         if course.unready_since is None:
@@ -475,7 +478,7 @@ class Reserve:
             return None
         if waits:
             after_s, text = min(waits)
-            if self._clock() - course.began >= QUIET_S:
+            if not self._quiet_left_s(course):
                 why = f"calling off the order at {text}"
                 await self._say(key, pod, course, about="release", message=why)
             return Again(after_s)
@@ -542,16 +545,19 @@ class Reserve:
         await self._teller.say(key, pod, placed=False, reason="OtherGates", message=message)
 
     async def _tell_if_slow(self, key: Key, pod: Obj, course: _Course, spec: ClaimSpec) -> None:
-        await asyncio.sleep(max(0.0, course.began + QUIET_S - self._clock()))
+        await asyncio.sleep(self._quiet_left_s(course))
         try:
             await self._tell(key, pod, course, spec, "")
         except KubeError as error:
             log.info("not told", error=str(error))
 
     async def _tell(self, key: Key, pod: Obj, course: _Course, spec: ClaimSpec, more: str) -> None:
-        if self._clock() - course.began >= QUIET_S:
+        if not self._quiet_left_s(course):
             about = f"{spec.uid}{more.partition(': ')[2].partition(':')[0]}"
             await self._say(key, pod, course, about=about, message=f"renting at {_place(spec)}{more}")
+
+    def _quiet_left_s(self, course: _Course) -> float:
+        return max(0.0, course.began + QUIET_S - self._clock())
 
     async def _say(self, key: Key, pod: Obj, course: _Course, *, about: str, message: str) -> None:
         """Say it unless the same thing was said in other words a moment ago."""
