@@ -220,6 +220,7 @@ class Replica:
             account=account.account,
             written=self._catalogue.of(account.adapter),
             turn=lambda: account.budget.take(Urgency.LIST),
+            every_s=self._settings.offers_every_s,
         )
 
     # --- leading ---

@@ -37,6 +37,7 @@ FAST: dict[str, Any] = {
     "silence_s": 2.0,
     "list_busy_s": 0.2,
     "list_rest_s": 1.0,
+    "offers_every_s": 1.0,
 }
 
 
@@ -176,6 +177,9 @@ class Settings(BaseModel):
     )
     list_busy_s: Seconds = Field(1.0, description="How often a cloud is listed while something changes.")
     list_rest_s: Seconds = Field(15.0, description="How often a cloud is listed at rest.")
+    offers_every_s: Seconds = Field(
+        300.0, description="How often a cloud is asked what it offers, and at which price."
+    )
     node_lease_s: Seconds = Field(10.0, description="How often a virtual node's Lease is renewed.")
     node_status_s: Seconds = Field(
         300.0, description="How often an unchanged virtual node's status is written."
