@@ -22,7 +22,7 @@ import structlog
 
 from app.api import keys
 from app.api.reasons import PodMessage, PodReason, retrying_message
-from app.inventory.rounds import AccountKey
+from app.inventory.rounds import AccountKey, Judged
 from app.kube import paths
 from app.kube.cache import Cache
 from app.kube.claims import ClaimDoor, UnreadableClaim, claim_spec
@@ -61,6 +61,7 @@ from app.store.backoffs import Failure
 from app.vnode import restarts, status
 from app.vnode.care import Care, Cut, Loop, attend
 from app.vnode.order import is_daemon, is_replaced_by_owner
+from app.vnode.probes import HEALTHY, Prober
 from app.vnode.status import Wanted, has_started, is_leaving, is_over, is_running
 from providers.base import ClaimUid, End, Machine, MachineState
 
@@ -90,6 +91,7 @@ class Course:
     problem: Unusable | None = None
     problems: int = 0  # in a row
     noted: frozenset[Note] = frozenset()
+    edited_to: str | None = None  # an image that came too late, and was told of
     unanswered: bool = False
     rented_at: float | None = None
     release: Release | None = None
@@ -141,6 +143,10 @@ class Lifecycle:
         self._now, self._clock, self._rng = now, clock, rng
         self._courses: dict[str, Course] = {}
         self._follow, self._rent, self._end, self._care = (self._queue() for _ in range(4))
+        self._probes = Prober(
+            changed=self.touch, dead=self.kill, failing=self._unhealthy, clock=clock, now=now, rng=rng
+        )
+        provisioning.inventory.on_round(self._listed)
 
     def touch(self, uid: str) -> None:
         """Look at the Pod again; any UID may be given."""
@@ -174,6 +180,7 @@ class Lifecycle:
     async def run(self) -> None:
         """Work until cancelled."""
         async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._probes.run(), name=f"vnode-probes {self._node}")
             for queue, work, workers, name in (
                 (self._follow, self._follow_one, FOLLOWERS, "follow"),
                 (self._rent, self._rent_one, RENTERS, "rent"),
@@ -215,6 +222,7 @@ class Lifecycle:
         pod = self._pod(uid)
         if pod is None:
             self._courses.pop(uid, None)
+            self._probes.forget(uid)
             return None
         course = self._courses.get(uid)
         if course is None:
@@ -235,6 +243,8 @@ class Lifecycle:
         serving = next((claim for claim in claims if not is_leaving(claim)), None)
         if claims and (course.claim_uid is None or serving is not None):
             course.serve(ClaimUid((serving or claims[0])["metadata"]["uid"]))
+        if is_leaving(pod) or is_over(pod) or course.care.cut is not None:
+            self._probes.forget(pod["metadata"]["uid"])
         if is_leaving(pod):
             return await self._let_go(pod, course, claims)
         if is_over(pod):
@@ -305,8 +315,15 @@ class Lifecycle:
             return await self._lose(pod, course)
         if view.ref is not None:
             if view.machine is not None and (end := self._end_of_run(pod, course, view)) is not None:
+                self._probes.forget(uid)
                 return await self._after_a_run(pod, course, spec, view.machine, end)
-            wanted = status.project(pod, view, now=now)
+            health = HEALTHY
+            if (machine := status.up(view)) is not None:
+                health = self._probes.follow(pod, machine)
+                self._tell_of_edits(pod, course)
+            else:
+                self._probes.forget(uid)
+            wanted = status.project(pod, view, health=health, now=now)
         elif has_started(pod):
             wanted = None  # it runs as far as anybody knows, and this process is still finding out
         elif course.problem is not None:
@@ -594,6 +611,24 @@ class Lifecycle:
                 | PodReason.TERMINATED
             ) if not is_leaving(pod):
                 self._events.note(pod, type="Warning", reason=reason.value, message=message)
+
+    def _unhealthy(self, uid: str, message: str) -> None:
+        if (pod := self._pod(uid)) is not None:
+            self._events.note(pod, type="Warning", reason="Unhealthy", message=message)
+
+    def _tell_of_edits(self, pod: Obj, course: Course) -> None:
+        """Once for each edit: a node would run the new image, a rented machine goes on with the old one."""
+        wanted, held = pod["spec"]["containers"][0]["image"], restarts.container_of(pod).get("image")
+        if held and wanted != held and "running" in (restarts.container_of(pod).get("state") or {}):
+            if course.edited_to != wanted:
+                message = f"image {wanted} is not used: this Pod's machine runs {held}; replace the Pod"
+                self._events.note(pod, type="Warning", reason="ImageChangeIgnored", message=message)
+            course.edited_to = wanted
+
+    def _listed(self, judged: Judged) -> None:
+        """A whole list of our account: the way to the cloud is open, whatever its machines do."""
+        if judged.unknown is None and (judged.place.provider, judged.place.account) == self._key:
+            self._probes.heard()
 
     def _note(self, pod: Obj, course: Course, notes: tuple[Note, ...]) -> None:
         """Each once a process: the same order is made up again for every try."""

@@ -16,6 +16,7 @@ from app.api.reasons import PodMessage, PodReason
 from app.kube.client import Obj
 from app.kube.patches import POD_STATUS_KEYS, condition, diff, pod_status, timestamp, whole_list
 from app.provisioning.model import View
+from app.vnode.probes import HEALTHY, Health
 from app.vnode.restarts import BY_ITSELF, between_runs, last_state
 from providers.base import End, EndReason, Machine, MachineState
 
@@ -23,6 +24,7 @@ LOST_CODE = 137
 LOST_REASON = "ContainerStatusUnknown"  # what a kubelet says when it cannot tell how a container ended
 DISRUPTED = "DisruptionTarget"  # Jobs may be told not to count such an end
 CRASH_LOOP = "CrashLoopBackOff"
+PULL_PROBLEM = "ErrImagePull"
 RESTARTING = "the workload has ended, and is started again on its machine"
 UNANSWERED = "ProvisionUnknown"  # reason of `DISRUPTED` when the cloud never said whether it rented
 
@@ -74,11 +76,20 @@ def is_retry(wanted: Wanted) -> bool:
     return wanted.reason is PodReason.PROVISIONING and wanted.message != PodMessage.ALLOCATING
 
 
-def project(pod: Obj, view: View, *, now: datetime) -> Wanted | None:
-    """The status of a Pod whose machine is recorded; None when what is known changes nothing."""
+def up(view: View) -> Machine | None:
+    """The machine, while it is known to run."""
     machine = view.machine
-    if machine is not None and machine.state is MachineState.RUNNING and not view.gone:
-        return running(pod, machine, now=now)
+    return machine if machine and machine.state is MachineState.RUNNING and not view.gone else None
+
+
+def project(pod: Obj, view: View, *, health: Health = HEALTHY, now: datetime) -> Wanted | None:
+    """The status of a Pod whose machine is recorded; None when what is known changes nothing.
+
+    ``health`` is what its probes say while it runs.
+    """
+    machine = view.machine
+    if (reachable := up(view)) is not None:
+        return running(pod, reachable, health=health, now=now)
     if machine is not None and (machine.state is MachineState.EXITED or machine.end is not None):
         return ended(pod, machine, now=now)
     if view.gone:
@@ -106,8 +117,11 @@ def config_error(pod: Obj, *, message: str, waiting: str, now: datetime) -> Want
     return _pending(pod, PodReason.CONFIG_ERROR, message, now=now, waiting=waiting)
 
 
-def running(pod: Obj, machine: Machine, *, now: datetime) -> Wanted:
-    """Reachable: Ready, with id and endpoint in the same request. A known endpoint is not taken back."""
+def running(pod: Obj, machine: Machine, *, health: Health = HEALTHY, now: datetime) -> Wanted:
+    """Reachable: Ready where no probe objects, with id and endpoint in the same request.
+
+    A known endpoint is not taken back.
+    """
     since = timestamp(machine.started_at or now)
     annotations = {keys.INSTANCE_ID_ANNOTATION: str(machine.ref.resource_id)}
     if machine.endpoint:
@@ -123,12 +137,11 @@ def running(pod: Obj, machine: Machine, *, now: datetime) -> Wanted:
         reason=PodReason.RUNNING,
         message=PodMessage.RUNNING,
         now=now,
-        containers=_containers(pod, state=state, up=True, machine=machine),
+        containers=_containers(pod, state=state, up=True, health=health, machine=machine),
         conditions={
             "PodReadyToStartContainers": ("True", ""),
             "Initialized": ("True", ""),
-            "ContainersReady": ("True", ""),
-            "Ready": _ready(pod),
+            **_readiness(pod, health),
         },
     )
     if address := _literal_ip(machine.endpoint):
@@ -142,6 +155,9 @@ def ended(pod: Obj, machine: Machine | None, *, now: datetime) -> Wanted:
     """The end as the cloud tells it. ``machine`` None: it is gone, and nobody knows why."""
     end = machine.end if machine is not None and machine.end is not None else End(reason=EndReason.UNKNOWN)
     by_itself = end.reason in BY_ITSELF
+    if end.image:
+        message = end.message or "the image could not be pulled"
+        return _never_ran(pod, PodReason.FAILED, message, now=now, waiting=PULL_PROBLEM)
     if by_itself and end.exit_code is not None:
         return _exited(pod, machine, end, end.exit_code, now=now)
     match end.reason:
@@ -316,9 +332,15 @@ def _failed(
 
 
 def _never_ran(
-    pod: Obj, reason: PodReason, message: str, *, now: datetime, disrupted: str | None = None
+    pod: Obj,
+    reason: PodReason,
+    message: str,
+    *,
+    now: datetime,
+    disrupted: str | None = None,
+    waiting: str | None = None,
 ) -> Wanted:
-    waiting = {"waiting": {"reason": reason.value, "message": message}}
+    state = {"waiting": {"reason": waiting or reason.value, "message": message}}
     conditions = _not_ready(pod, "PodFailed")
     if disrupted is not None:
         conditions[DISRUPTED] = ("True", disrupted, message)
@@ -328,7 +350,7 @@ def _never_ran(
         reason=reason,
         message=message,
         now=now,
-        containers=_containers(pod, state=lambda _: waiting),
+        containers=_containers(pod, state=lambda _: state),
         conditions=conditions,
     )
     return Wanted(reason=reason, message=message, status=status, final=True)
@@ -386,20 +408,38 @@ def _not_ready(pod: Obj, why: str) -> dict[str, _Condition]:
     }
 
 
-def _ready(pod: Obj) -> _Condition:
+def _readiness(pod: Obj, health: Health) -> dict[str, _Condition]:
+    """Ready follows the containers first, and then the gates that others open."""
+    if not health.ready:
+        not_ready = _not_ready(pod, "ContainersNotReady")
+        return {kind: not_ready[kind] for kind in ("ContainersReady", "Ready")}
+    return {"ContainersReady": ("True", ""), "Ready": _gates(pod)}
+
+
+def _gates(pod: Obj) -> _Condition:
     held = {each["type"]: each["status"] for each in _status(pod).get("conditions") or ()}
-    gates = [gate["conditionType"] for gate in pod["spec"].get("readinessGates") or ()]
-    if missing := [gate for gate in gates if held.get(gate) != "True"]:
-        return ("False", "ReadinessGatesNotReady", f"readiness gates not true: {', '.join(missing)}")
-    return ("True", "")
+    missing = []
+    for gate in (each["conditionType"] for each in pod["spec"].get("readinessGates") or ()):
+        if gate not in held:
+            missing.append(f'corresponding condition of pod readiness gate "{gate}" does not exist.')
+        elif held[gate] != "True":
+            missing.append(f'the status of pod readiness gate "{gate}" is not "True", but {held[gate]}')
+    return ("False", "ReadinessGatesNotReady", ", ".join(missing)) if missing else ("True", "")
 
 
 def _containers(
-    pod: Obj, *, state: Any, up: bool = False, machine: Machine | None = None, another: bool = False
+    pod: Obj,
+    *,
+    state: Any,
+    up: bool = False,
+    health: Health = HEALTHY,
+    machine: Machine | None = None,
+    another: bool = False,
 ) -> list[Obj]:
     """One status for each container of the spec: all mirror the one machine. ``state`` gets the old state.
 
-    A restart is counted when a run follows one whose end the status tells: seen up, or over (``another``).
+    ``image`` is what runs: one that is edited in later changes nothing on a machine that is rented already. A
+    restart is counted when a run follows one whose end the status tells: seen up, or over (``another``).
     """
     held = {each["name"]: each for each in _status(pod).get("containerStatuses") or ()}
     statuses = []
@@ -411,10 +451,10 @@ def _containers(
             "name": name,
             "state": state(before.get("state") or {}),
             "lastState": last_state(before) if again else before.get("lastState") or {},
-            "ready": up,
-            "started": up,
+            "ready": up and health.ready,
+            "started": up and health.started,
             "restartCount": before.get("restartCount", 0) + (1 if again else 0),
-            "image": container.get("image", ""),
+            "image": (before.get("containerID") and before.get("image")) or container.get("image", ""),
             "imageID": before.get("imageID", ""),
         }
         id_ = _container_id(machine) if machine else before.get("containerID")

@@ -40,7 +40,7 @@ class TcpConnect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """One probe; the defaults are the API server's. ``grace_s``: of its own, for what a failure ends."""
+    """One probe; the defaults are the API server's."""
 
     kind: ProbeKind
     action: HttpGet | TcpConnect
@@ -49,7 +49,6 @@ class Probe:
     timeout_s: float = 1.0
     successes: int = 1
     failures: int = 3
-    grace_s: int | None = None
 
 
 def probes(container: Mapping[str, Any]) -> tuple[Probe, ...]:
@@ -68,7 +67,6 @@ def probes(container: Mapping[str, Any]) -> tuple[Probe, ...]:
                 timeout_s=float(spec.get("timeoutSeconds") or 1),
                 successes=int(spec.get("successThreshold") or 1),
                 failures=int(spec.get("failureThreshold") or 3),
-                grace_s=spec.get("terminationGracePeriodSeconds"),
             )
         )
     return tuple(found)
@@ -81,6 +79,11 @@ def refusals(container: Mapping[str, Any], field: str) -> Iterator[tuple[str, st
         if not spec:
             continue
         path = f"{field}.{kind.field}"
+        if spec.get("terminationGracePeriodSeconds") is not None:
+            yield (
+                f"{path}.terminationGracePeriodSeconds",
+                "is not supported by this version of Nebula: the Pod's own grace counts; remove it",
+            )
         if "exec" in spec:
             yield (
                 f"{path}.exec",

@@ -122,8 +122,11 @@ async def _address(pair: Pair, ref: Ref) -> str:
 async def _status(address: str, path: str = "/") -> int | None:
     """The status of an answer; None where no connection could be had."""
     try:
-        async with asyncio.timeout(10), aiohttp.ClientSession() as http:
-            async with http.get(f"http://{address}{path}") as response:
-                return response.status
+        async with (
+            asyncio.timeout(10),
+            aiohttp.ClientSession() as http,
+            http.get(f"http://{address}{path}") as response,
+        ):
+            return response.status
     except aiohttp.ClientConnectorError:
         return None
