@@ -104,6 +104,7 @@ async def test_a_server_error_after_the_effect_is_unknown_and_the_machine_is_lis
     ],
     ids=["lost", "500", "503", "409", "400", "403"],
 )
+@pytest.mark.behaviour(208, 209, 211, 213)
 async def test_without_a_documented_code_no_failure_is_a_refusal(pair: Pair, fault: dict[str, Any]):
     attempt = pair.attempt()
     await pair.cloud.add_fault(verb="create", name=attempt.identity, **fault)
@@ -152,6 +153,7 @@ async def test_an_order_is_given_up_when_its_time_is_over_and_is_then_unknown(ne
     "kind",
     [RejectionKind.CAPACITY, RejectionKind.QUOTA, RejectionKind.UNSUPPORTED],
 )
+@pytest.mark.behaviour(205, 207)
 async def test_what_is_refused_for_want_of_it_blocks_that_shape_there_and_in_that_tier(
     pair: Pair, kind: RejectionKind
 ):
@@ -166,6 +168,7 @@ async def test_what_is_refused_for_want_of_it_blocks_that_shape_there_and_in_tha
     assert await pair.at_cloud(attempt.identity) == []
 
 
+@pytest.mark.behaviour(206)
 async def test_a_refused_credential_blocks_everything(pair: Pair):
     await pair.cloud.add_fault("refuse", verb="create", code="auth")
 

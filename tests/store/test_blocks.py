@@ -77,6 +77,7 @@ async def test_no_time_records_nothing(engine: AsyncEngine, ttl_s: float) -> Non
     [replace(H100, provider=""), Scope(provider="modal", account="default")],
     ids=["no-provider", "no-axis"],
 )
+@pytest.mark.behaviour(212)
 async def test_an_empty_scope_records_nothing(engine: AsyncEngine, scope: Scope) -> None:
     assert await record(engine, scope) is None
     assert await live(engine) == []

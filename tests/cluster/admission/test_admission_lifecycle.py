@@ -35,6 +35,7 @@ async def test_12_13_while_the_webhooks_are_down_opted_in_pods_are_refused_and_o
         assert gated(await around.create(a_pod()))
 
 
+@pytest.mark.behaviour(342, 343)
 async def test_342_the_api_server_is_not_told_before_there_is_a_certificate(around: World):
     """And the reason is there for people; once it is mended, all goes on by itself."""
     system = f"{around.system}-late"

@@ -172,7 +172,7 @@ REFUSED = {
         a_pod(a_container(resources={"limits": {"nvidia.com/gpu": "8"}})),
         f"label {GROUP}/accelerator-type",
     ),
-    "max-price": (a_pod(annotations={"cloud.aibrix.ai/max-price": "2"}), "cloud.aibrix.ai/max-price"),
+    "max-price": (a_pod(annotations={"cloud.aibrix.ai/max-price": "two"}), "cloud.aibrix.ai/max-price"),
     "regions": (a_pod(annotations={f"{GROUP}/regions": "us"}), f"{GROUP}/regions"),
     "vast": (a_pod(annotations={"cloud.aibrix.ai/vast-offer-id": "7"}), "cloud.aibrix.ai/vast-offer-id"),
     "146-containers": (a_pod(a_container(), a_container(name="two")), "spec.containers[two]"),

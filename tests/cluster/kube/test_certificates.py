@@ -63,6 +63,7 @@ async def greeted(port: int, *, trusting: bytes, name: str = NAME) -> bytes:
         writer.close()
 
 
+@pytest.mark.behaviour(340)
 async def test_the_first_replica_makes_what_all_replicas_serve(kube: Kube, namespace):
     one, two = a_replica(kube, namespace, Clock()), a_replica(kube, namespace, Clock())
     assert not one.ready
@@ -78,6 +79,7 @@ async def test_the_first_replica_makes_what_all_replicas_serve(kube: Kube, names
             assert await greeted(port, trusting=one.ca_bundle) == b"hello"
 
 
+@pytest.mark.behaviour(341)
 async def test_a_shipped_empty_secret_is_filled(kube: Kube, namespace):
     await kube.create(
         paths.secrets(namespace),
@@ -132,6 +134,7 @@ async def test_a_serving_certificate_is_renewed_before_it_ends_and_loaded_withou
     assert ssl.DER_cert_to_PEM_cert(served).strip().encode() == held["tls.crt"].strip()
 
 
+@pytest.mark.behaviour(345)
 async def test_a_new_ca_is_trusted_by_everybody_before_it_signs(kube: Kube, namespace):
     """Whatever the order in which replicas refresh, what each serves is in the bundle that each knows."""
     clock = Clock()
@@ -232,6 +235,7 @@ async def test_a_secret_of_somebody_else_is_used_and_never_written(kube: Kube, n
     assert await kube.find(paths.secret(namespace, SECRET)) is None
 
 
+@pytest.mark.behaviour(346)
 async def test_a_foreign_secret_that_cannot_be_used_is_reported(kube: Kube, namespace):
     encoded = base64.b64encode(b"nonsense").decode()
     await kube.create(

@@ -296,6 +296,7 @@ async def test_an_hour_of_a_refused_credential_changes_nothing(bench: Bench):
         assert await bench.cloud.alive() == []
 
 
+@pytest.mark.behaviour(405, 412)
 async def test_an_instance_id_written_by_hand_ends_nobody_elses_machine(bench: Bench):
     async with bench.running():
         victim = await bench.claim()

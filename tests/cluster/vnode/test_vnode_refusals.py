@@ -1,5 +1,7 @@
 """What is not rented, and what becomes of its Pod."""
 
+import pytest
+
 from app.api import keys
 from app.kube import paths
 from app.kube.client import Obj
@@ -66,6 +68,7 @@ async def test_a_refusal_blocks_the_candidate(world: World) -> None:
     assert rows == [(world.provider, "r1", "capacity")]
 
 
+@pytest.mark.behaviour(408)
 async def test_a_pod_without_a_claim_gets_config_error_and_nothing_is_rented(world: World) -> None:
     async with world.running():
         pod = await world.pod(claimed=False)
@@ -79,6 +82,7 @@ async def test_a_pod_without_a_claim_gets_config_error_and_nothing_is_rented(wor
         await world.until_ready(pod)
 
 
+@pytest.mark.behaviour(408)
 async def test_a_claim_of_another_uid_rents_nothing_for_this_pod(world: World) -> None:
     async with world.running():
         pod = await world.pod(claim={"pod_uid": "00000000-0000-4000-8000-000000000000"})
@@ -196,6 +200,7 @@ async def test_a_daemon_sets_pod_is_left_alone_but_can_be_deleted(world: World) 
     assert len(await world.cloud.machines()) == 1
 
 
+@pytest.mark.behaviour(408, 409)
 async def test_a_pod_that_came_without_opting_in_rents_nothing(world: World) -> None:
     async with world.running():
         pod = await world.pod(labels={"app": "sneaky"}, claimed=False)
@@ -205,6 +210,7 @@ async def test_a_pod_that_came_without_opting_in_rents_nothing(world: World) -> 
     assert await world.cloud.creates() == {}
 
 
+@pytest.mark.behaviour(411)
 async def test_a_pod_that_lost_its_label_is_still_looked_after(world: World) -> None:
     async with world.running():
         pod = await world.pod()

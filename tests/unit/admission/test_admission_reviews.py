@@ -176,6 +176,7 @@ def webhooks_of(**changes):
     return {hook["name"]: hook for each in configurations(**given) for hook in each["webhooks"]}
 
 
+@pytest.mark.behaviour(348)
 def test_without_a_url_the_webhooks_are_behind_the_service():
     hook = webhooks_of()[keys.POD_MUTATING_WEBHOOK]
 

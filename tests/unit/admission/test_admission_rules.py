@@ -15,6 +15,7 @@ def tolerations_after(*given):
     return applied(opted_in(tolerations=list(given)))["spec"]["tolerations"]
 
 
+@pytest.mark.behaviour(1, 15)
 def test_01_an_opted_in_pod_gets_the_gate_and_the_toleration():
     spec = applied(opted_in())["spec"]
 
@@ -100,6 +101,7 @@ def test_a_silent_node_is_tolerated_for_ever(given, expected):
 
 
 @pytest.mark.parametrize("name", ["capacity-type", "region", "endpoint", "instance-id"])
+@pytest.mark.behaviour(405, 406, 407)
 def test_an_annotation_that_only_we_may_set_is_taken_off_and_the_author_is_told(name):
     key = f"{GROUP}/{name}"
     pod = opted_in(annotations={key: "i-1", "mine": "kept"})
@@ -131,6 +133,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.behaviour(3, 19, 408)
 def test_what_nothing_can_mend_is_refused_before_and_after_other_webhooks(name):
     pod, words = REFUSED[name]
     final = copy.deepcopy(pod)

@@ -29,6 +29,7 @@ def an_account(*offerings: Offering) -> AccountOffers:
     ("kind", "count", "found"),
     [("h100", 8, True), ("H100", 8, True), ("H100", 4, False), ("A100", 8, False)],
 )
+@pytest.mark.behaviour(24, 25)
 def test_type_is_compared_without_case_and_count_exactly(kind, count, found):
     rows = an_account(an_offering()).find(Accelerator(type=kind, count=count))
 
@@ -130,6 +131,7 @@ def test_no_accelerator_finds_only_shapes_without_one():
     assert [row.shape for row in offers.find(None)] == ["cpu"]
 
 
+@pytest.mark.behaviour(27)
 def test_the_first_match_is_the_primary_and_repetitions_are_dropped():
     offers = an_account(
         an_offering("a"), an_offering("b"), an_offering("a"), an_offering("c", tier=Tier.ON_DEMAND)

@@ -32,6 +32,7 @@ US = ("us-east-1", "us-east-2", "us-west-1", "us-west-2")
     ],
     ids=["group", "any-case", "literal", "mixed", "repeated", "blanks", "opt-in", "unchecked"],
 )
+@pytest.mark.behaviour(360)
 def test_declared_words_become_regions_in_their_order(declared, tokens):
     assert region_tokens(declared, served=ALL_AWS, words=AWS) == tokens
 

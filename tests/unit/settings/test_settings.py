@@ -20,7 +20,7 @@ def test_all_errors_are_listed_at_once_by_flag_or_variable():
         "--providers",
         "--webhook-url",
         "NEBULA_LEASE_RENEW_S",
-        "NEBULA_DATABSE_URL: no such option",
+        "NEBULA_DATABSE_URL: no such option; did you mean NEBULA_DATABASE_URL?",
     ):
         assert name in text
 
@@ -62,9 +62,11 @@ def test_the_lease_must_outlast_its_deadline():
         load({"lease_deadline_s": 20}, {})
 
 
+@pytest.mark.behaviour(223)
 def test_the_defaults_are_those_that_real_clouds_need():
     settings = Settings()
 
+    assert (settings.backoff_base_s, settings.backoff_max_s) == (1.0, 60.0)
     assert (settings.send_window_s, settings.unknown_timeout_floor_s) == (30.0, 60.0)
     assert (settings.lease_duration_s, settings.lease_deadline_s, settings.lease_renew_s) == (15.0, 10.0, 2.0)
     assert settings.settle_after_s is None  # the adapter's own
@@ -95,6 +97,8 @@ def test_providers_of_another_form_are_refused(text: str):
         (["run"], "--database-url: required"),
         (["run"], "--providers: required"),
         (["run", "--providers", "x=nosuch"], "no adapter 'nosuch'; installed: fake"),
+        (["run", "--providers", "x=fke"], "no adapter 'fke' (did you mean fake?)"),
+        (["run", "--catalog-dir", "/nowhere"], "/nowhere: cannot be listed"),
         (["run", "--no-such-option"], "No such option"),
         (["run", "--log-level", "loud"], "--log-level"),
     ],
@@ -104,6 +108,23 @@ def test_the_command_refuses_to_start_and_says_why(args: list[str], says: str):
 
     assert result.exit_code == 2
     assert says in result.output
+
+
+@pytest.mark.behaviour(358)
+def test_a_broken_catalogue_keeps_a_replica_from_starting_with_every_error(tmp_path):
+    (tmp_path / "fake.csv").write_text("accelerator_type,capacity_type,machine_usd\nH100,spot,0\n")
+    env = {"NEBULA_CATALOG_DIR": str(tmp_path), "NEBULA_DATABASE_URL": "postgresql://a@b/c"}
+
+    result = CliRunner(env=env).invoke(main, ["run", "--providers", "fake"])
+
+    assert result.exit_code == 2
+    assert "fake.csv:2: capacity_type: 'spot' is not one of Spot, OnDemand" in result.output
+    assert "fake.csv:2: machine_usd: nothing costs 0 dollars" in result.output
+
+
+def test_a_misspelt_variable_is_refused_with_the_nearest_name():
+    with pytest.raises(SettingsError, match="did you mean NEBULA_DATABASE_URL"):
+        load({}, {"NEBULA_DATABSE_URL": "x"})
 
 
 def test_dev_is_refused_inside_a_cluster():
