@@ -4,6 +4,7 @@ Everything is started here and ended here, whatever a scene does. Waits are for 
 """
 
 import functools
+import importlib.util
 import os
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import orjson
 
 from app import processes
 from app.api import keys
+from app.api.reasons import PLACED_CONDITION
 from app.store.devserver import DevPostgres
 from hack.cluster import Cluster, ControlPlane, obtain
 from hack.controller import Controller
@@ -27,6 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = ROOT / "docs" / "samples"
 NAMESPACE = "nebula-demo"
 CLOUDS = ("modal", "aws")
+POOLS = ("gpu", "cheapest", "capped")
 
 
 class Unmet(AssertionError):
@@ -75,8 +78,22 @@ class Cloud:
 
     def run_out(self, accelerator: str) -> None:
         for tier in ("Spot", "OnDemand"):
-            body = {"units": 0, "tier": tier, "accelerator": accelerator, "region": ""}
-            self._call("POST", "/sim/capacity", body)
+            self.has(accelerator, units=0, tier=tier)
+
+    def has(self, accelerator: str, *, units: int, tier: str = "Spot", region: str = "") -> None:
+        """So many GPUs are there from now on, those that are rented included."""
+        body = {"units": units, "tier": tier, "accelerator": accelerator, "region": region}
+        self._call("POST", "/sim/capacity", body)
+
+    def asks(self, accelerator: str, *, usd_per_hour: str, tier: str = "Spot", region: str = "") -> None:
+        """The price of one GPU from now on."""
+        body = {"usd_per_hour": usd_per_hour, "tier": tier, "accelerator": accelerator, "region": region}
+        self._call("POST", "/sim/price", body)
+
+    def times_asked(self) -> int:
+        """How often it was asked what it offers."""
+        calls: dict[str, int] = self.truth()["calls"]
+        return calls.get("offers", 0)
 
     def reclaim(self, machine_id: str) -> None:
         self._call("POST", f"/sim/machines/{machine_id}/preempt")
@@ -141,6 +158,29 @@ class Stage:
             raise Unmet(f"kubectl {' '.join(args)}: {done.stderr.strip()}")
         return done.stdout
 
+    def apply(self, sample: str) -> None:
+        """One of the samples in ``docs``."""
+        self.show("apply", "-n", NAMESPACE, "-f", str((SAMPLES / sample).relative_to(ROOT)))
+
+    def until_prices_are_known(self) -> None:
+        """Until each cloud was asked for its offers, and the answer is in use: the question after it came."""
+        before = {cloud.name: cloud.times_asked() for cloud in self.clouds.values()}
+        for cloud in self.clouds.values():
+            self.until(
+                f"Nebula asks {cloud.name} for its prices",
+                functools.partial(_asked_since, cloud, before[cloud.name] + 2),
+            )
+
+    def why(self, pod: str) -> None:
+        """What ``nebula why`` says."""
+        if importlib.util.find_spec("app.cli.why") is not None:
+            self.show_nebula("why", pod, "-n", NAMESPACE)
+
+    def placed_condition(self, pod: dict[str, Any]) -> dict[str, Any]:
+        """Why a Pod is still gated, in short; empty for one that never waited."""
+        conditions = pod["status"].get("conditions") or ()
+        return next((each for each in conditions if each["type"] == PLACED_CONDITION), {})
+
     def objects(self, kind: str) -> list[dict[str, Any]]:
         found = orjson.loads(self.kubectl("get", kind, "-n", NAMESPACE, "-o", "json"))
         items: list[dict[str, Any]] = found["items"]
@@ -173,6 +213,10 @@ class Stage:
         if not holds:
             raise Unmet(what)
         print(f"  checked: {what}", flush=True)
+
+
+def _asked_since(cloud: Cloud, times: int) -> bool:
+    return cloud.times_asked() >= times
 
 
 @contextmanager
@@ -248,5 +292,5 @@ def _tidy(stage: Stage) -> None:
         "--ignore-not-found",
     )
     stage.kubectl("delete", "node", *(keys.node_name(name) for name in CLOUDS), "--ignore-not-found")
-    stage.kubectl("delete", "nodepool", "gpu", "--ignore-not-found")
+    stage.kubectl("delete", "nodepool", *POOLS, "--ignore-not-found")
     stage.kubectl("delete", "namespace", NAMESPACE, keys.SYSTEM_NAMESPACE, "--ignore-not-found")
