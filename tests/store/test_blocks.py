@@ -53,6 +53,7 @@ async def lapse(engine: AsyncEngine, *, ago: str = "1 second") -> None:
         )
 
 
+@pytest.mark.behaviour(83)
 async def test_a_block_names_who_met_it_and_why(engine: AsyncEngine) -> None:
     end = await record(engine, ttl_s=60)
 
@@ -66,6 +67,7 @@ async def test_a_block_names_who_met_it_and_why(engine: AsyncEngine) -> None:
     assert block.created_at <= now < block.expires_at
 
 
+@pytest.mark.behaviour(67)
 @pytest.mark.parametrize("ttl_s", [0.0, -1.0, float("nan")], ids=["zero", "negative", "nan"])
 async def test_no_time_records_nothing(engine: AsyncEngine, ttl_s: float) -> None:
     assert await record(engine, ttl_s=ttl_s) is None
@@ -83,6 +85,7 @@ async def test_an_empty_scope_records_nothing(engine: AsyncEngine, scope: Scope)
     assert await live(engine) == []
 
 
+@pytest.mark.behaviour(68)
 @pytest.mark.parametrize(
     "scope",
     [
@@ -114,6 +117,7 @@ async def test_a_shorter_block_does_not_take_the_blame(engine: AsyncEngine) -> N
     assert (block.cause.pod_name, block.cause.kind) == ("a", "capacity")
 
 
+@pytest.mark.behaviour(78)
 async def test_of_two_pods_at_once_the_later_end_holds(engine: AsyncEngine) -> None:
     ends = await asyncio.gather(*(record(engine, ttl_s=60 + jitter) for jitter in (1, 25, 7, 13)))
 
@@ -121,6 +125,7 @@ async def test_of_two_pods_at_once_the_later_end_holds(engine: AsyncEngine) -> N
     assert block.expires_at == max(end for end in ends if end is not None)
 
 
+@pytest.mark.behaviour(69)
 async def test_scopes_that_differ_in_any_axis_are_separate(engine: AsyncEngine) -> None:
     scopes = [
         H100,
@@ -147,6 +152,7 @@ async def test_accelerators_are_one_in_any_casing(engine: AsyncEngine) -> None:
     assert len(await live(engine)) == 1
 
 
+@pytest.mark.behaviour(76)
 async def test_a_lapsed_entry_is_not_live_and_stays_for_reports(engine: AsyncEngine) -> None:
     await record(engine)
     await lapse(engine)
@@ -179,6 +185,7 @@ async def test_old_entries_are_forgotten_and_live_ones_never(engine: AsyncEngine
     assert left.scope.region == "eu"
 
 
+@pytest.mark.behaviour(81, 84)
 async def test_every_replica_sees_one_list(engine: AsyncEngine, database_url: str) -> None:
     from app.store.engine import create_engine
 
@@ -189,6 +196,7 @@ async def test_every_replica_sees_one_list(engine: AsyncEngine, database_url: st
     await other.dispose()
 
 
+@pytest.mark.behaviour(83)
 async def test_clear_ends_only_what_was_named(engine: AsyncEngine) -> None:
     await record(engine)
     await record(engine, replace(H100, provider="aws"))
@@ -225,6 +233,7 @@ async def test_a_refusal_after_a_clear_blocks_again(engine: AsyncEngine) -> None
     assert block.expires_at - block.created_at < timedelta(seconds=31)
 
 
+@pytest.mark.behaviour(75)
 async def test_the_latest_end_of_all_that_cover_a_candidate_is_reported(engine: AsyncEngine) -> None:
     await record(engine, ttl_s=60)
     wide = await record(engine, Scope(provider="modal", account="default", tier="Spot"), ttl_s=90)
@@ -235,6 +244,7 @@ async def test_the_latest_end_of_all_that_cover_a_candidate_is_reported(engine: 
     assert blocks.soonest_end(found, **CANDIDATE | {"tier": "OnDemand"}) is None
 
 
+@pytest.mark.behaviour(70, 71, 72, 73, 74)
 @pytest.mark.parametrize(
     ("scope", "candidate", "covered"),
     [
@@ -264,11 +274,13 @@ def test_what_a_scope_covers(scope: Scope, candidate: dict[str, str], covered: b
     assert scope.covers(**CANDIDATE | candidate) is covered
 
 
+@pytest.mark.behaviour(77)
 @pytest.mark.parametrize(("pool_ttl_s", "seconds"), [(None, 35.0), (0.0, 35.0), (-5.0, 35.0), (600.0, 605.0)])
 def test_the_pools_time_counts_and_jitter_is_added(pool_ttl_s: float | None, seconds: float) -> None:
     assert blocks.ttl_s(pool_ttl_s, jitter_s=5.0) == seconds
 
 
+@pytest.mark.behaviour(79)
 async def test_the_table_refuses_a_block_of_everything_by_accident(engine: AsyncEngine) -> None:
     from sqlalchemy.exc import IntegrityError
 

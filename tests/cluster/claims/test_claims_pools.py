@@ -43,6 +43,7 @@ async def until_placed(world: World, pool: Obj, placed: dict[str, int] | None) -
     await until(shown, what=f"placed {placed}")
 
 
+@pytest.mark.behaviour(306, 307)
 async def test_placed_counts_the_bound_claims_and_goes_with_the_last(world: World, pool: Obj):
     async with world.leading() as term:
         await until_placed(world, pool, None)
@@ -61,6 +62,7 @@ async def test_placed_counts_the_bound_claims_and_goes_with_the_last(world: Worl
         assert status["conditions"][0]["observedGeneration"] == 1
 
 
+@pytest.mark.behaviour(304, 305)
 async def test_an_unknown_provider_makes_the_pool_not_ready_and_is_named(world: World):
     pool = await a_pool(world, ["zeta", "modal", "alpha"])
     async with world.leading():

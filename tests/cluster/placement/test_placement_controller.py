@@ -51,6 +51,7 @@ async def assert_placed_once(world: World, pod: Obj) -> None:
 # --- the plain way -------------------------------------------------------------------------------
 
 
+@pytest.mark.behaviour(31, 60, 85, 86, 96)
 async def test_a_placed_pod_is_bound_to_the_providers_node_for_three_writes(world: World):
     provider = await world.provider("r1")
     await world.make_pool(provider)
@@ -81,6 +82,7 @@ async def test_a_placed_pod_is_bound_to_the_providers_node_for_three_writes(worl
     assert [row["tier"] for row in recorded.decision.candidates] == ["Spot", "OnDemand"]
 
 
+@pytest.mark.behaviour(97, 98)
 async def test_other_gates_and_selectors_of_the_pod_stay(world: World):
     provider = await world.provider()
     await world.make_pool(provider)
@@ -98,6 +100,7 @@ async def test_other_gates_and_selectors_of_the_pod_stay(world: World):
     assert living["spec"]["nodeSelector"] == {"disk": "ssd", **keys.placement_labels(provider)}
 
 
+@pytest.mark.behaviour(406, 407)
 async def test_annotations_that_only_we_may_set_do_not_survive_placement(world: World):
     await world.make_pool(await world.provider())
     pod = await world.pod("dressed")
@@ -110,6 +113,7 @@ async def test_annotations_that_only_we_may_set_do_not_survive_placement(world: 
     assert living["metadata"]["annotations"] == {keys.CAPACITY_TYPE_ANNOTATION: "Spot", "theirs": "kept"}
 
 
+@pytest.mark.behaviour(100, 101, 410)
 async def test_what_a_user_edits_after_placement_changes_nothing(world: World):
     await world.make_pool(await world.provider("r1", "r2"))
 
@@ -131,6 +135,7 @@ async def test_what_a_user_edits_after_placement_changes_nothing(world: World):
 # --- crashes -------------------------------------------------------------------------------------
 
 
+@pytest.mark.behaviour(87, 88, 91, 99)
 @pytest.mark.parametrize("after_effect", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("nth", [1, 2, 3], ids=["claim", "binding", "ungate"])
 async def test_a_crash_at_any_write_leaves_one_claim_and_the_next_replica_goes_on_from_it(
@@ -166,6 +171,7 @@ async def test_a_lost_answer_makes_no_second_claim(world: World):
     await assert_placed_once(world, pod)
 
 
+@pytest.mark.behaviour(61, 63)
 async def test_two_replicas_that_both_believe_to_lead_place_each_pod_once(world: World):
     await world.make_pool(await world.provider(), await world.provider())
 
@@ -224,6 +230,7 @@ async def test_a_binding_of_an_earlier_claim_of_the_name_is_replaced(world: Worl
 # --- names and incarnations ----------------------------------------------------------------------
 
 
+@pytest.mark.behaviour(94, 95)
 async def test_two_pods_whose_names_join_to_one_get_a_claim_each(world: World):
     await world.make_pool(await world.provider())
     short = f"j{uuid4().hex[:8]}"
@@ -245,6 +252,7 @@ async def test_two_pods_whose_names_join_to_one_get_a_claim_each(world: World):
     await assert_placed_once(world, second)
 
 
+@pytest.mark.behaviour(89)
 async def test_a_new_pod_of_the_name_waits_until_the_older_ones_claim_is_gone(world: World):
     await world.make_pool(await world.provider())
 
@@ -267,6 +275,7 @@ async def test_a_new_pod_of_the_name_waits_until_the_older_ones_claim_is_gone(wo
 # --- waiting and waking --------------------------------------------------------------------------
 
 
+@pytest.mark.behaviour(54)
 async def test_a_blocked_provider_is_passed_over(world: World):
     first, second = await world.provider(), await world.provider()
     await world.make_pool(first, second)
@@ -280,6 +289,7 @@ async def test_a_blocked_provider_is_passed_over(world: World):
     assert (claim["spec"]["provider"], claim["spec"]["capacityType"]) == (second, "Spot")
 
 
+@pytest.mark.behaviour(55, 83)
 async def test_a_pod_whose_places_are_all_blocked_says_so_and_goes_on_when_a_person_clears_them(world: World):
     provider = await world.provider()
     await world.make_pool(provider)
@@ -304,6 +314,7 @@ async def test_a_pod_whose_places_are_all_blocked_says_so_and_goes_on_when_a_per
     assert conditions["nebula.inftyai.com/Placed"]["status"] == "True"
 
 
+@pytest.mark.behaviour(55)
 async def test_a_block_that_lapses_frees_the_pod_without_any_event(world: World):
     provider = await world.provider()
     await world.make_pool(provider)
@@ -318,6 +329,7 @@ async def test_a_block_that_lapses_frees_the_pod_without_any_event(world: World)
     assert outcomes == ["placed", "all_blocked"]
 
 
+@pytest.mark.behaviour(33, 35)
 async def test_a_pool_that_comes_later_wakes_the_pods_that_name_it(world: World):
     provider = await world.provider()
 
@@ -328,6 +340,7 @@ async def test_a_pool_that_comes_later_wakes_the_pods_that_name_it(world: World)
         await world.lifted(pod)
 
 
+@pytest.mark.behaviour(36, 40)
 async def test_an_edited_pool_wakes_its_pods(world: World):
     served, unknown = await world.provider(), f"p-{uuid4().hex[:8]}"
     await world.make_pool(unknown)
@@ -360,6 +373,7 @@ async def test_a_cordoned_node_stops_its_provider_until_it_is_uncordoned(world: 
     assert (await world.claim_of(waiting))["spec"]["provider"] == first
 
 
+@pytest.mark.behaviour(58)
 async def test_an_account_that_opens_later_wakes_the_pods(world: World):
     provider = await world.provider()
     (known,) = world.offerings
@@ -384,6 +398,7 @@ async def test_an_invalid_request_is_told_and_never_placed(world: World):
     assert not await world.claims_of(pod)
 
 
+@pytest.mark.behaviour(411)
 async def test_a_pod_that_is_opted_out_while_it_waits_gets_an_event(world: World):
     async with world.placing():
         pod = await world.pod("deserter")

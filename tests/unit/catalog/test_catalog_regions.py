@@ -41,6 +41,7 @@ def test_without_declaration_all_served_regions_are_walked_in_the_order_of_the_g
     assert region_tokens((), served=ALL_AWS[::-1], words=AWS) == ALL_AWS
 
 
+@pytest.mark.behaviour(52)
 def test_a_list_of_blanks_counts_as_none_declared():
     assert region_tokens(["", " "], served=["us-east-1"], words=AWS) == ("us-east-1",)
 
@@ -57,12 +58,14 @@ def test_regions_of_a_grouped_provider_that_are_in_no_group_are_walked_when_ther
     assert region_tokens((), served=["zone-2", "zone-1"], words=AWS) == ("zone-2", "zone-1")
 
 
+@pytest.mark.behaviour(49)
 @pytest.mark.parametrize("served", [(), ("",)], ids=["nothing-known", "no-regions"])
 @pytest.mark.parametrize("words", [AWS, MODAL, PLAIN], ids=["aws", "modal", "other"])
 def test_a_provider_without_regions_has_one_open_candidate(served, words):
     assert region_tokens((), served=served, words=words) == ("",)
 
 
+@pytest.mark.behaviour(51)
 def test_a_provider_that_chooses_among_regions_itself_gets_them_as_one_candidate():
     assert region_tokens(["us-east", "eu-west", "us-east"], served=[""], words=MODAL) == ("us-east|eu-west",)
 

@@ -195,6 +195,7 @@ def test_a_pool_with_a_field_that_would_be_ignored_is_not_supported():
     assert "maxPrice" in status["conditions"][0]["message"]
 
 
+@pytest.mark.behaviour(309)
 def test_an_unchanged_pool_has_an_equal_status():
     pool: dict[str, Any] = {"metadata": {"generation": 3}, "spec": {"providers": [{"name": "modal"}]}}
     first = pool_status(pool, [], provider_names=frozenset({"modal"}), now=NOW)

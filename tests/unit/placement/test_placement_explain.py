@@ -1,5 +1,6 @@
 """The sentence on a gated Pod."""
 
+import pytest
 from placement_makers import LATER, a_block, a_pool, nodes, offers, ranked, view
 
 from app.api.reasons import DeferralReason
@@ -22,6 +23,7 @@ def test_it_counts_every_place_by_reason_and_names_a_few():
     assert soonest_expiry(places) == LATER
 
 
+@pytest.mark.behaviour(57)
 def test_without_a_block_waiting_alone_ends_nothing():
     places = ranked(pool=a_pool("gone"), offerings={}, nodes={})
 

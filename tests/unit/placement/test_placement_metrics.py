@@ -1,5 +1,6 @@
 """What is counted, and under which labels."""
 
+import pytest
 from placement_makers import a_block, a_pool, a_request, nodes, offers, ranked, view
 from prometheus_client import REGISTRY
 
@@ -12,6 +13,7 @@ def value(name: str, **labels: str) -> float:
     return REGISTRY.get_sample_value(name, labels) or 0.0
 
 
+@pytest.mark.behaviour(60)
 def test_a_placement_is_counted_once_with_its_wait():
     places = ranked(pool=a_pool("counted"), offerings=view(offers("counted", "r1")), nodes=nodes("counted"))
     labels = {
@@ -30,6 +32,7 @@ def test_a_placement_is_counted_once_with_its_wait():
     assert value("nebula_placement_wait_duration_seconds_bucket", le="10.0", **labels) == 1
 
 
+@pytest.mark.behaviour(350)
 def test_what_a_request_does_not_carry_is_none():
     places = ranked(
         a_request(accelerator=None),
@@ -47,6 +50,7 @@ def test_what_a_request_does_not_carry_is_none():
     }
 
 
+@pytest.mark.behaviour(40, 62, 352)
 def test_every_skip_is_counted_under_its_reason():
     places = ranked(
         pool=a_pool("full", "unknown", capacityTypes=["Spot"]),
@@ -63,6 +67,7 @@ def test_every_skip_is_counted_under_its_reason():
     assert value(name, provider="unknown", **unregistered) == 1
 
 
+@pytest.mark.behaviour(33, 351)
 def test_a_pool_that_does_not_exist_is_no_label():
     before = value("nebula_placement_deferrals_total", pool="none", reason="no_pool")
 

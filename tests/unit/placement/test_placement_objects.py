@@ -51,6 +51,7 @@ def test_the_bindings_external_name_begins_the_name_of_every_machine_of_the_clai
     assert str(machine).startswith(objects.external_name("aaaaaaaaaa", ClaimUid(UID)) + "-12-")
 
 
+@pytest.mark.behaviour(61, 96)
 def test_lifting_the_gate_is_conditional_on_this_very_version_of_the_pod():
     patch = objects.ungate_patch(a_pod(), a_claim())
 
@@ -61,6 +62,7 @@ def test_lifting_the_gate_is_conditional_on_this_very_version_of_the_pod():
     }
 
 
+@pytest.mark.behaviour(59, 406)
 def test_an_empty_region_is_not_written_and_a_forged_one_taken_off():
     assert keys.REGION_ANNOTATION not in objects.ungate_patch(a_pod(), a_claim())["metadata"]["annotations"]
     forged = a_pod()
@@ -88,6 +90,7 @@ def test_of_several_claims_of_a_placed_pod_one_is_kept(providers, extra):
     assert [claim["metadata"]["name"] for claim in objects.extras(claims, pod)] == extra
 
 
+@pytest.mark.behaviour(30)
 @pytest.mark.parametrize(
     ("spec", "status", "over", "waits"),
     [

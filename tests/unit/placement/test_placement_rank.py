@@ -31,6 +31,7 @@ SEED_POOL = a_pool("modal", {"name": "aws", "regions": ["us", "eu-west-1"]})
 AWS_REGIONS = ("us-east-1", "us-east-2", "us-west-1", "us-west-2", "eu-west-1")
 
 
+@pytest.mark.behaviour(37, 38, 49, 50)
 def test_every_provider_and_region_is_tried_in_the_first_tier_before_any_in_the_second():
     places = ranked(
         pool=SEED_POOL,
@@ -44,6 +45,7 @@ def test_every_provider_and_region_is_tried_in_the_first_tier_before_any_in_the_
     ]
 
 
+@pytest.mark.behaviour(31, 54)
 def test_the_choice_is_the_first_candidate():
     places = ranked(
         pool=SEED_POOL,
@@ -59,6 +61,7 @@ def test_the_choice_is_the_first_candidate():
     assert [offering.region for offering in choice.offerings] == ["us-east-2"]
 
 
+@pytest.mark.behaviour(40, 41, 44, 46, 48)
 @pytest.mark.parametrize(
     ("account", "pool", "request_changes", "reason"),
     [
@@ -115,6 +118,7 @@ def test_open_egress_needs_no_enforcement():
     assert shown(places) == ["Spot acme"]
 
 
+@pytest.mark.behaviour(41, 43)
 def test_a_shape_sold_only_in_the_other_tier_is_never_downgraded_to():
     account = offers("acme", tiers={Tier.ON_DEMAND})
     both = offers("acme")  # the account sells both tiers, but this accelerator on demand only
@@ -137,6 +141,7 @@ def test_a_region_that_offers_nothing_is_passed_over_alone():
     assert shown(places) == ["Spot acme r1", "Spot acme r9 accelerator_unsupported", "Spot acme r2"]
 
 
+@pytest.mark.behaviour(47)
 def test_a_machine_without_accelerator_needs_no_listed_shape():
     places = ranked(
         a_request(accelerator=None),
@@ -148,6 +153,7 @@ def test_a_machine_without_accelerator_needs_no_listed_shape():
     assert shown(places) == ["Spot acme"]
 
 
+@pytest.mark.behaviour(69, 70, 71, 72, 73, 74)
 @pytest.mark.parametrize(
     ("columns", "spot_r1", "spot_r2", "on_demand_r1"),
     [
@@ -181,6 +187,7 @@ def test_a_block_covers_what_its_axes_say_and_nothing_else(columns, spot_r1, spo
     assert not blocked[("other", Tier.SPOT, "")]
 
 
+@pytest.mark.behaviour(70)
 def test_a_block_of_machines_without_accelerator_covers_those():
     places = ranked(
         a_request(accelerator=None),
@@ -193,6 +200,7 @@ def test_a_block_of_machines_without_accelerator_covers_those():
     assert shown(places) == ["Spot acme  blocked"]
 
 
+@pytest.mark.behaviour(75)
 def test_of_two_blocks_on_one_place_the_later_end_is_told():
     sooner, later = a_block("acme", id=1), a_block("acme", id=2, expires_at=LATER + timedelta(seconds=9))
 

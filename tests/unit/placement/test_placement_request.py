@@ -156,6 +156,7 @@ def test_pods_of_one_template_share_its_key_and_another_revision_does_not():
     assert template_of(bare) == "u-1"
 
 
+@pytest.mark.behaviour(32)
 @pytest.mark.parametrize(("labels", "name"), [({}, None), ({"nebula.inftyai.com/nodepool": ""}, None)])
 def test_a_pod_without_a_pool_label_names_none(labels, name):
     assert pool_name(a_pod(labels=labels)) is name

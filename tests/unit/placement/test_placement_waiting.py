@@ -13,6 +13,7 @@ from app.placement.waiting import Wait, Waiting, offset_s
 KEY, OTHER = ("team", "one"), ("team", "two")
 
 
+@pytest.mark.behaviour(56)
 @pytest.mark.parametrize(
     ("uid", "digest"),
     [("", 0xCBF29CE484222325), ("a", 0xAF63DC4C8601EC8C), ("foobar", 0x85944171F73967E8)],
@@ -21,6 +22,7 @@ def test_the_offset_is_the_published_64_bit_fnv_1a_of_the_uid(uid, digest):
     assert offset_s(uid, spread_s=30.0) == digest % 30_000_000_000 / 1e9
 
 
+@pytest.mark.behaviour(56)
 @given(uid=st.text(max_size=40), spread_s=st.floats(min_value=0.0, max_value=60.0))
 def test_the_offset_is_the_same_at_every_call_and_never_beyond_the_spread(uid, spread_s):
     assert 0.0 <= offset_s(uid, spread_s=spread_s) <= spread_s
