@@ -44,6 +44,7 @@ class Controller:
         if webhook_url is not None:  # somebody's own API server: it must reach us at its port, on any address
             bind = f":{urlsplit(webhook_url).port or 443}"
         self.health_url = f"http://127.0.0.1:{health}"
+        self.webhook_address = f"127.0.0.1:{bind.rpartition(':')[2]}"
         self._process: subprocess.Popen[bytes] | None = None
         self._env = {
             **{key: value for key, value in os.environ.items() if not key.startswith("NEBULA_")},

@@ -1,12 +1,15 @@
 """What keeps a replica from starting: one clear error, before anything is served."""
 
 import asyncio
+import copy
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import aiohttp
 import pytest
 from aiohttp import web
 from click.testing import CliRunner
@@ -18,6 +21,7 @@ from app.kube.preflight import missing_kinds, rights
 from hack.cluster import Cluster
 from hack.controller import Controller
 from tests.cluster.kube.scripted import kubeconfig_for, serving
+from tests.cluster.kube.waiting import until
 from tests.cluster.start.conftest import Account
 from tests.support.clouds import SMALL, FakeCloud
 from tests.support.cluster import Kubectl
@@ -203,3 +207,74 @@ async def test_the_rights_that_are_asked_for_are_enough(
                 await asyncio.to_thread(
                     kubectl.run, "delete", kind, name, "--ignore-not-found", "--wait=false"
                 )
+
+
+async def test_a_replica_that_does_not_lead_knows_what_is_sold_and_lists_no_machines(
+    cluster: Cluster, kubectl: Kubectl, our_kinds: None, system: str, database_url: str, tmp_path: Path
+):
+    """Every replica answers admission. The follower has a cloud of its own, which is asked for offers only."""
+    async with (
+        FakeCloud.running(tmp_path / "one", scenario=SMALL) as leaders,
+        FakeCloud.running(tmp_path / "two", scenario=SMALL) as followers,
+    ):
+        options = {
+            "NEBULA_NAMESPACE": system,
+            "NEBULA_LEASE_DURATION_S": "20",
+            "NEBULA_LEASE_DEADLINE_S": "15",
+        }
+        first, second = (
+            Controller(
+                tmp_path / name,
+                kubeconfig=cluster.kubeconfig,
+                database_url=database_url,
+                clouds={"start": cloud.url},
+                options={"NEBULA_NAMESPACE": system, **lease},
+            )
+            for name, cloud in (("first", leaders), ("second", followers))
+        )
+        try:
+            await asyncio.to_thread(first.start)
+            await until(lambda: "leading" in first.log.read_text())
+            await asyncio.to_thread(second.start)
+            await until(lambda: "offers changed" in second.log.read_text())
+
+            said = await _answer_of(second, accelerator="h10")
+
+            assert said["allowed"] is False
+            assert "did you mean H100" in said["status"]["message"]
+            assert (await _answer_of(second, accelerator="h100"))["allowed"] is True
+            assert "leading" not in second.log.read_text()
+            calls = (await followers.truth())["calls"]
+            assert calls["offers"] >= 1
+            assert calls.get("list", 0) == 0
+        finally:
+            for controller in (first, second):
+                await asyncio.to_thread(controller.stop)
+            for kind, name in (
+                ("mutatingwebhookconfiguration", keys.MUTATING_WEBHOOK_CONFIGURATION),
+                ("validatingwebhookconfiguration", keys.VALIDATING_WEBHOOK_CONFIGURATION),
+                ("node", "nebula-start"),
+            ):
+                await asyncio.to_thread(
+                    kubectl.run, "delete", kind, name, "--ignore-not-found", "--wait=false"
+                )
+
+
+async def _answer_of(controller: Controller, *, accelerator: str) -> dict[str, Any]:
+    """What this replica's own webhook says of a Pod."""
+    pod = copy.deepcopy(POD)
+    pod["metadata"]["labels"][keys.ACCELERATOR_TYPE_LABEL] = accelerator
+    review = {
+        "apiVersion": "admission.k8s.io/v1",
+        "kind": "AdmissionReview",
+        "request": {
+            "uid": "u-1",
+            "operation": "CREATE",
+            "kind": {"group": "", "version": "v1", "kind": "Pod"},
+            "object": pod,
+        },
+    }
+    url = f"https://{controller.webhook_address}{keys.POD_MUTATING_PATH}"
+    async with aiohttp.ClientSession() as session, session.post(url, json=review, ssl=False) as answer:
+        response: dict[str, Any] = (await answer.json())["response"]
+        return response
