@@ -121,6 +121,7 @@ def _ready(bindings: Cache) -> bool:
     return any(conditions(each.get("status") or {}).get("Ready") == ("True", "Running") for each in bindings)
 
 
+@pytest.mark.behaviour(222)
 async def test_no_capacity_shows_on_the_binding(world: World):
     await world.cloud.set_capacity(0, tier="OnDemand", accelerator="H100", region="r1")
     async with world.leading() as term:

@@ -212,16 +212,12 @@ async def test_the_rights_that_are_asked_for_are_enough(
 async def test_a_replica_that_does_not_lead_knows_what_is_sold_and_lists_no_machines(
     cluster: Cluster, kubectl: Kubectl, our_kinds: None, system: str, database_url: str, tmp_path: Path
 ):
-    """Every replica answers admission. The follower has a cloud of its own, which is asked for offers only."""
+    """Every replica answers admission. The follower's cloud is another one, and is asked for offers only."""
     async with (
         FakeCloud.running(tmp_path / "one", scenario=SMALL) as leaders,
         FakeCloud.running(tmp_path / "two", scenario=SMALL) as followers,
     ):
-        options = {
-            "NEBULA_NAMESPACE": system,
-            "NEBULA_LEASE_DURATION_S": "20",
-            "NEBULA_LEASE_DEADLINE_S": "15",
-        }
+        lease = {"NEBULA_LEASE_DURATION_S": "20", "NEBULA_LEASE_DEADLINE_S": "15"}
         first, second = (
             Controller(
                 tmp_path / name,

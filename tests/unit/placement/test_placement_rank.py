@@ -188,6 +188,7 @@ def test_a_block_covers_what_its_axes_say_and_nothing_else(columns, spot_r1, spo
 
 
 @pytest.mark.behaviour(70)
+@pytest.mark.behaviour(214)
 def test_a_block_of_machines_without_accelerator_covers_those():
     places = ranked(
         a_request(accelerator=None),

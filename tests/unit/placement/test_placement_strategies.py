@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from placement_makers import H100X8, a_block, a_pool, a_request, nodes, offers, ranked, shown, view
 
 from app.api.nodepool import LabelSelector
-from app.api.reasons import SkipReason
+from app.api.reasons import DeferralReason, SkipReason
 from app.placement import explain
 from app.placement.market import Listed
 from app.placement.rank import Candidate, Skip, Usage, chosen, usd
@@ -397,3 +397,17 @@ def test_the_request_alone_being_too_large_for_the_limit_is_said_with_both_numbe
 )
 def test_dollars_are_shown_exactly(amount, text):
     assert usd(Decimal(amount)) == text
+
+
+@pytest.mark.behaviour(45)
+@pytest.mark.behaviour(362)
+def test_egress_that_nobody_can_enforce_is_never_opened_up():
+    places = ranked(
+        pool=a_pool("a", "b", egress={"mode": "Allowlist", "targets": ["10.0.0.0/8"]}),
+        offerings=view(offers("a"), offers("b")),
+        nodes=nodes("a", "b"),
+    )
+
+    assert chosen(places) is None
+    assert explain.deferral_of(places) is DeferralReason.NO_CANDIDATE
+    assert "4 unable to enforce the egress policy" in explain.sentence(places)

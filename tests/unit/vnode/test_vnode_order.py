@@ -107,6 +107,7 @@ def test_a_pool_that_is_not_there_is_named() -> None:
         orders.pool_of(None, "gpu")
 
 
+@pytest.mark.behaviour(352, 353)
 @pytest.mark.parametrize(
     ("outcome", "result", "reason"),
     [
@@ -121,6 +122,7 @@ def test_a_pool_that_is_not_there_is_named() -> None:
     ],
     ids=["rented", "sold-out", "unsupported", "dear", "timeout", "lost", "not-sent", "over"],
 )
+@pytest.mark.behaviour(221)
 def test_every_attempt_is_counted_once_and_every_failure_files_one_reason(
     outcome: Outcome, result: str | None, reason: str | None
 ) -> None:
