@@ -50,11 +50,16 @@ class Leader:
 
 
 class Wire:
-    """In front of a client's transport: notes writes as ``PATCH pods/status``."""
+    """In front of a client's transport: notes writes as ``PATCH pods/status``, and what was read of a user's.
+
+    ``before`` and ``before_read`` may let something happen first, or raise what the server could have said.
+    """
 
     def __init__(self, kube: Kube) -> None:
         self.writes: list[tuple[str, str]] = []  # what, and the object's name
+        self.reads: list[str] = []  # ``secrets/NAME`` and ``configmaps/NAME``
         self.before: Callable[[str, str], Awaitable[None]] | None = None
+        self.before_read: Callable[[str], None] | None = None
         self._transport = kube._transport
         self.kube = kube.room("wired")
         self.kube._transport = self  # type: ignore[assignment]
@@ -75,6 +80,12 @@ class Wire:
             if self.before is not None:
                 await self.before(f"{method} {what}", name)
             self.writes.append((f"{method} {what}", name))
+        elif (read := "/".join(path.partition("?")[0].split("/")[-2:])).startswith(
+            ("secrets/", "configmaps/")
+        ):
+            self.reads.append(read)
+            if self.before_read is not None:
+                self.before_read(read)
         return await self._transport.send(method, path, **request)
 
     def lines(self, *args: Any, **kwargs: Any) -> Any:
