@@ -109,6 +109,7 @@ async def test_one_scope_is_one_entry_whose_end_only_moves_later(engine: AsyncEn
     assert block.cause.pod_name == "c"
 
 
+@pytest.mark.behaviour(82)
 async def test_a_shorter_block_does_not_take_the_blame(engine: AsyncEngine) -> None:
     await record(engine, ttl_s=60)
     await record(engine, ttl_s=10, pod_name="b", kind="quota")

@@ -70,6 +70,8 @@ class Wire:
         self._transport = kube._transport
         self._break_at: int | None = None
         self._after_effect = False
+        self.before: Callable[[str], Awaitable[None]] | None = None  # called with each write
+        self.after: Callable[[str], Awaitable[None]] | None = None  # also when it was refused
         self.kube = kube.room("wired")
         self.kube._transport = self  # type: ignore[assignment]
 
@@ -87,6 +89,15 @@ class Wire:
         if method == "GET":
             return await self._transport.send(method, path, **request)
         self.writes.append(f"{method} {_what(path)}")
+        if self.before is not None:
+            await self.before(self.writes[-1])
+        try:
+            return await self._write(method, path, **request)
+        finally:
+            if self.after is not None:
+                await self.after(self.writes[-1])
+
+    async def _write(self, method: str, path: str, **request: Any) -> bytes:
         if len(self.writes) != self._break_at:
             return await self._transport.send(method, path, **request)
         if self._after_effect:

@@ -318,9 +318,10 @@ async def test_a_pod_whose_places_are_all_blocked_says_so_and_goes_on_when_a_per
 async def test_a_block_that_lapses_frees_the_pod_without_any_event(world: World):
     provider = await world.provider()
     await world.make_pool(provider)
-    await block(world, provider, ttl_s=1.0)
 
     async with world.placing():
+        await world.lifted(await world.pod("first"))  # so that the block is not over before anybody looks
+        await block(world, provider, ttl_s=1.5)
         pod = await world.pod("patient")
         await world.lifted(pod)
 

@@ -17,7 +17,7 @@ from app.placement.request import PlacementRequest
 from app.store import decisions, reservations
 from app.store.engine import begin, connect
 from app.store.reservations import Reservation
-from providers.base import PodUid, Tier
+from providers.base import PodUid, Tier, Traits
 
 MAX_PRICE = "cloud.aibrix.ai/max-price"
 
@@ -392,3 +392,61 @@ async def test_a_namespace_may_spend_once_its_labels_say_so(world: World):
         labels = {"metadata": {"labels": {"team": world.namespace}}}
         await world.kube.patch(paths.namespace(world.namespace), labels, kind="merge")
         await world.lifted(pod)
+
+
+# --- what no place can serve ---------------------------------------------------------------------
+
+
+@pytest.mark.behaviour(42, 57)
+async def test_a_spot_only_pool_of_providers_without_spot_leaves_the_pod_gated_and_says_so(world: World):
+    provider = await world.provider(traits=Traits(tiers=frozenset({Tier.ON_DEMAND})))
+    await world.make_pool(provider, capacityTypes=["Spot"])
+
+    async with world.placing():
+        pod = await world.pod("spot-only")
+        condition = await world.told(pod, "NoCandidate")
+
+    assert "it sells no Spot machines" in condition["message"]
+    assert not await world.claims_of(pod)
+
+
+@pytest.mark.behaviour(308)
+async def test_an_unknown_provider_in_the_list_does_not_stop_the_others(world: World):
+    await world.make_pool("never-heard-of", await world.provider())
+
+    async with world.placing():
+        await world.lifted(await world.pod("served"))
+
+
+@pytest.mark.behaviour(90)
+async def test_a_claim_that_takes_the_name_and_vanishes_again_costs_no_more_than_a_look(world: World):
+    provider = await world.provider()
+    await world.make_pool(provider)
+    name = keys.claim_name(world.namespace, "ghost")
+    ref = {"namespace": world.namespace, "name": "ghost", "uid": "an-older-pod"}
+    older = {
+        "apiVersion": keys.API_VERSION,
+        "kind": keys.NODE_CLAIM,
+        "metadata": {"name": name},
+        "spec": {"podRef": ref, "provider": provider},
+    }
+
+    async with world.placing() as running:
+        wire = running.wire
+
+        async def appear(write: str) -> None:
+            if write == "POST nodeclaims":
+                wire.before = None
+                await world.kube.create(paths.nodeclaims(), older)
+
+        async def vanish(write: str) -> None:
+            if write == "POST nodeclaims":
+                wire.after = None
+                await world.kube.delete(paths.nodeclaim(name))
+
+        wire.before, wire.after = appear, vanish
+        pod = await world.pod("ghost")
+        await world.lifted(pod)
+
+    assert (await world.claim_of(pod))["metadata"]["name"].startswith(name)
+    assert len(await rows(world)) == 1

@@ -45,6 +45,7 @@ async def test_a_refused_pod_of_an_owner_is_reaped(world: World) -> None:
     assert await world.cloud.machines() == []
 
 
+@pytest.mark.behaviour(110)
 async def test_a_refused_sandbox_pod_is_not_reaped(world: World) -> None:
     await sold_out(world)
     owner = {"apiVersion": keys.API_VERSION, "kind": "Sandbox", "name": "s", "uid": "u", "controller": True}

@@ -18,6 +18,7 @@ def test_a_claim_is_named_after_namespace_and_pod():
     assert keys.claim_name("team-a", "trainer-0") == "team-a-trainer-0"
 
 
+@pytest.mark.behaviour(93)
 def test_a_join_of_exactly_253_characters_is_not_hashed():
     pod = "p" * 250
 
@@ -25,6 +26,7 @@ def test_a_join_of_exactly_253_characters_is_not_hashed():
     assert len(keys.claim_name("ns", pod)) == 253
 
 
+@pytest.mark.behaviour(92)
 def test_a_longer_join_keeps_242_characters_and_ends_in_ten_digits_of_the_sha256_over_namespace_slash_name():
     pod = "p" * 251
 

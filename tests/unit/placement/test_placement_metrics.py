@@ -1,12 +1,15 @@
 """What is counted, and under which labels."""
 
 import pytest
-from placement_makers import a_block, a_pool, a_request, nodes, offers, ranked, view
+from placement_makers import H100X8, a_block, a_pool, a_request, nodes, offers, ranked, view
 from prometheus_client import REGISTRY
 
+from app.api.nodepool import NodePool
 from app.api.reasons import DeferralReason
-from app.placement import metrics
+from app.kube.claims import claim_spec
+from app.placement import metrics, objects
 from app.placement.rank import chosen
+from app.provisioning import metrics as renting
 
 
 def value(name: str, **labels: str) -> float:
@@ -74,3 +77,18 @@ def test_a_pool_that_does_not_exist_is_no_label():
     metrics.deferred(DeferralReason.NO_POOL, pool=None)
 
     assert value("nebula_placement_deferrals_total", pool="none", reason="no_pool") == before + 1
+
+
+@pytest.mark.behaviour(349)
+@pytest.mark.parametrize("accelerator", [H100X8, None], ids=["gpu", "cpu"])
+@pytest.mark.parametrize("region", ["", "r1"])
+def test_the_series_of_placement_and_of_renting_of_one_claim_have_equal_labels(accelerator, region):
+    account = offers("equal", *filter(None, [region]), accelerator=accelerator, needs_accelerator=False)
+    request = a_request(accelerator=accelerator)
+    candidate = chosen(ranked(request, pool=a_pool("equal"), offerings=view(account), nodes=nodes("equal")))
+    pool = NodePool.model_validate({"metadata": {"name": "gpu"}, "spec": a_pool("equal").to_json()})
+
+    claim = objects.claim_of(request, candidate, pool=pool, name="team-pod", installation="aaaaaaaaaa")
+    claim["metadata"]["uid"] = "u-1"
+
+    assert renting.candidate_labels(claim_spec(claim)) == metrics.candidate_labels(candidate)
