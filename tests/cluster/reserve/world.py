@@ -7,7 +7,7 @@ it notes each write, and can break off at one of them, before or after the serve
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -236,9 +236,7 @@ class World:
     # --- who acts --------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def leading(
-        self, *, ahead: timedelta = timedelta(0), claims: bool = True, nodes: bool = True, **changes: Any
-    ) -> AsyncIterator[Leading]:
+    async def leading(self, *, ahead: timedelta = timedelta(0), **changes: Any) -> AsyncIterator[Leading]:
         """A term. ``ahead``: how far placement's clock of the day is ahead of everybody's."""
         clouds = {self.first: self.one, self.second: self.two}
         wire = Wire(self.kube)
@@ -264,34 +262,29 @@ class World:
                 events=term.events,
                 now=lambda: datetime.now(UTC) + ahead,
             )
-            duties: list[Coroutine[Any, Any, None]] = [seen_nodes.run(), namespaces.run(), placement.run()]
-            if claims:
-                keeper = Claims(
-                    kube=self.kube,
-                    claims=term.claims,
-                    bindings=term.bindings,
-                    pods=term.pods,
-                    pools=term.pools,
-                    provisioning=term.provisioning,
-                    accounts_names=term.accounts.names,
-                    settings=term.settings,
-                    events=term.events,
-                )
-                duties.append(keeper.run())
-            if nodes:
-                vnodes = VirtualNodes(
-                    kube=self.kube,
-                    pods=term.pods,
-                    claims=term.claims,
-                    pools=term.pools,
-                    provisioning=term.provisioning,
-                    accounts=term.accounts,
-                    settings=term.settings,
-                    events=term.events,
-                    installation=self.installation,
-                )
-                duties.append(vnodes.run())
-            for duty in duties:
+            keeper = Claims(
+                kube=self.kube,
+                claims=term.claims,
+                bindings=term.bindings,
+                pods=term.pods,
+                pools=term.pools,
+                provisioning=term.provisioning,
+                accounts_names=term.accounts.names,
+                settings=term.settings,
+                events=term.events,
+            )
+            vnodes = VirtualNodes(
+                kube=self.kube,
+                pods=term.pods,
+                claims=term.claims,
+                pools=term.pools,
+                provisioning=term.provisioning,
+                accounts=term.accounts,
+                settings=term.settings,
+                events=term.events,
+                installation=self.installation,
+            )
+            for duty in (seen_nodes.run(), namespaces.run(), placement.run(), keeper.run(), vnodes.run()):
                 term.start(duty)
             await until(lambda: all(_ready(seen_nodes, name) for name in clouds), what="Ready nodes")
             yield Leading(term=term, wire=wire)
