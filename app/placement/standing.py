@@ -36,11 +36,13 @@ def standing_of(view: View) -> Standing:
     a reason to run the work again elsewhere.
     """
     machine = view.machine
+    if view.state in ("ending", "ended"):
+        return Standing.LOST
     if machine is not None and machine.started_at is not None:
         return Standing.IN_HAND
     if machine is not None and machine.state in (MachineState.RUNNING, MachineState.EXITED):
         return Standing.IN_HAND
-    if view.gone or view.state in ("ending", "ended"):
+    if view.gone:
         return Standing.LOST
     if machine is None:
         if not view.reserved:

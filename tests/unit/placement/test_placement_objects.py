@@ -112,3 +112,55 @@ def test_what_placement_has_to_do_with_a_pod(spec, status, over, waits):
 
     assert objects.is_over(pod) is over
     assert objects.is_waiting_for_node(pod) is waits
+
+
+OTHER_GATE = {"name": "example.com/quota"}
+
+
+def test_other_gates_are_all_but_ours():
+    assert objects.other_gates(a_pod()) == []
+    assert objects.other_gates(a_pod(schedulingGates=[OTHER_GATE])) == ["example.com/quota"]
+
+
+def a_stored_claim(provider="acme", **metadata):
+    return {"metadata": {"name": "c", "uid": "c", **metadata}, "spec": {"provider": provider}}
+
+
+def a_leaving_pod(*, finalizers=(), **spec):
+    pod = a_pod(**spec)
+    pod["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": list(finalizers)}
+    return pod
+
+
+@pytest.mark.parametrize(
+    ("pod", "given_up"),
+    [
+        (a_pod(), False),
+        (a_pod(schedulingGates=[], nodeSelector={keys.PROVIDER_LABEL: "acme"}), False),
+        (a_pod(schedulingGates=[], nodeName="nebula-acme"), False),
+        (a_pod(schedulingGates=[]), True),
+        (a_pod(schedulingGates=[OTHER_GATE]), True),
+        (a_pod(schedulingGates=[], nodeName="worker-1"), True),
+        (a_pod(schedulingGates=[], nodeSelector={keys.PROVIDER_LABEL: "other"}), True),
+        (a_leaving_pod(), False),
+        (a_leaving_pod(finalizers=["x/y"]), True),
+        (a_leaving_pod(finalizers=["x/y"], nodeName="nebula-acme", schedulingGates=[]), False),
+    ],
+    ids=[
+        "gated",
+        "placed",
+        "bound-to-our-node",
+        "let-go-by-somebody",
+        "ours-taken-off",
+        "bound-elsewhere",
+        "selects-another-provider",
+        "gone-in-a-moment",
+        "held-by-a-finalizer",
+        "the-nodes-business",
+    ],
+)
+def test_a_claim_that_can_never_serve_its_pod_is_given_up(pod, given_up):
+    claim = a_stored_claim()
+
+    assert objects.unneeded([claim], pod) == ([claim] if given_up else [])
+    assert objects.unneeded([a_stored_claim(deletionTimestamp="2026-01-01T00:00:00Z")], pod) == []
