@@ -151,7 +151,8 @@ async def _check_cluster(kube: "Kube", settings: Settings) -> None:
         )
     elif await kube.find(paths.namespace(settings.namespace)) is None:
         problems.append(f"namespace {settings.namespace} does not exist: create it, or give --namespace")
-    if kinds := await missing_kinds(kube):
+    # With --dev they were applied a moment ago, and are served a moment later.
+    if not settings.dev and (kinds := await missing_kinds(kube)):
         problems.append(
             f"the cluster does not know {', '.join(kinds)}: kubectl apply -f crds/, or start with --dev"
         )
