@@ -36,6 +36,7 @@ def test_every_step_has_its_kill():
     assert {*RENTING, *ENDING} == set(steps.NAMES)
 
 
+@pytest.mark.behaviour(149, 150, 151, 152)
 @pytest.mark.parametrize("scenario", [CLOUD], ids=["tokens mean nothing"])
 @pytest.mark.parametrize(("renting", "ending"), list(zip(RENTING, ENDING, strict=True)))
 async def test_killed_at_a_step_one_pod_gets_one_machine_and_gives_it_back(

@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from app.kube.client import Obj
 from tests.chaos.world import QUICK, World
 
@@ -33,6 +35,7 @@ async def test_an_api_server_that_restarts_changes_no_pod_and_rents_and_ends_not
     await world.until_nothing_is_left()
 
 
+@pytest.mark.behaviour(400)
 async def test_postgres_killed_under_live_pods_changes_none_of_them_and_new_ones_wait_for_it(world: World):
     controller = world.controller()
     await world.start(controller)

@@ -1,8 +1,11 @@
 """The database is put back to a moment before an intent whose machine lives."""
 
+import pytest
+
 from tests.chaos.world import World
 
 
+@pytest.mark.behaviour(401)
 async def test_machines_that_the_restored_rows_do_not_know_are_adopted_not_doubled_and_sweeps_are_held(
     world: World,
 ):

@@ -27,6 +27,7 @@ async def bound(world: World, term: Composed, name: str) -> tuple[Obj, Obj]:
     return pod, claim
 
 
+@pytest.mark.behaviour(286, 299)
 async def test_a_pod_that_is_gone_takes_its_machine_claim_and_binding_with_it(world: World):
     async with world.leading() as term:
         pod, claim = await bound(world, term, "a")
@@ -43,6 +44,7 @@ async def test_a_pod_that_is_gone_takes_its_machine_claim_and_binding_with_it(wo
         await until(collected)
 
 
+@pytest.mark.behaviour(279)
 async def test_one_life_costs_four_writes_and_no_more(world: World):
     """Bound on claim and binding, then the claim's deletion and its finalizer, and no status of an ending."""
     async with world.leading() as term:
@@ -61,6 +63,7 @@ async def test_one_life_costs_four_writes_and_no_more(world: World):
     ]
 
 
+@pytest.mark.behaviour(281)
 async def test_a_pod_of_the_same_name_takes_over_nothing_and_loses_nothing(world: World):
     """It was replaced while nobody looked: under the old Pod's name there is a Pod, but another one."""
     async with world.leading() as term:
@@ -96,6 +99,7 @@ async def test_a_label_taken_off_a_pod_releases_nothing_and_its_later_end_is_see
         assert (await world.status(other))["phase"] == "Bound"
 
 
+@pytest.mark.behaviour(287, 288)
 async def test_a_claim_whose_pod_was_never_seen_waits_for_it_and_then_goes(world: World):
     pod = await world.pod("a")
     await world.remove_pod(pod)
@@ -110,6 +114,7 @@ async def test_a_claim_whose_pod_was_never_seen_waits_for_it_and_then_goes(world
         await world.until_gone(early)
 
 
+@pytest.mark.behaviour(292, 300)
 async def test_a_claim_deleted_by_hand_ends_its_machine_while_its_pod_lives(world: World):
     async with world.leading() as term:
         pod, claim = await bound(world, term, "a")
@@ -123,6 +128,7 @@ async def test_a_claim_deleted_by_hand_ends_its_machine_while_its_pod_lives(worl
         del pod
 
 
+@pytest.mark.behaviour(294, 296)
 async def test_the_finalizer_stays_while_the_cloud_cannot_end_the_machine(world: World):
     async with world.leading() as term:
         pod, claim = await bound(world, term, "a")
@@ -140,6 +146,7 @@ async def test_the_finalizer_stays_while_the_cloud_cannot_end_the_machine(world:
         assert await world.cloud.alive() == []
 
 
+@pytest.mark.behaviour(297)
 async def test_a_claim_of_a_provider_not_configured_any_more_is_kept_and_says_so(
     world: World, tmp_path: Path
 ):

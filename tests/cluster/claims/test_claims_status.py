@@ -72,6 +72,7 @@ async def test_a_rented_machine_is_bound_in_one_write_to_claim_and_binding_each(
         assert len(on_binding) == 2  # nothing, then everything
 
 
+@pytest.mark.behaviour(285)
 @pytest.mark.parametrize("scenario", [SLOW], ids=["slow-boot"])
 async def test_a_booting_machine_is_bound_already_for_it_bills(world: World):
     async with world.leading() as term:
@@ -99,6 +100,7 @@ async def test_a_queued_machine_is_named_but_not_bound(world: World):
         assert (await world.status(claim))["phase"] == "Provisioning"
 
 
+@pytest.mark.behaviour(291)
 async def test_a_new_leader_repeats_no_write_and_blanks_nothing(world: World):
     claim = await world.claim(await world.pod("a"))
     async with world.leading() as term:
@@ -136,6 +138,7 @@ async def test_no_capacity_shows_on_the_binding(world: World):
         assert shown == {"Capacity": ("False", "NoCapacity"), "Provisioned": ("False", "NoCapacity")}
 
 
+@pytest.mark.behaviour(283)
 async def test_a_finished_pod_gives_its_machine_back_and_its_claim_stays_terminated(world: World):
     async with world.leading() as term:
         pod = await world.pod("a")
@@ -163,6 +166,7 @@ async def test_a_finished_pod_gives_its_machine_back_and_its_claim_stays_termina
         await world.until_gone(claim)
 
 
+@pytest.mark.behaviour(284)
 async def test_a_graceful_deletion_shows_as_terminating_while_it_lasts(world: World):
     async with world.leading() as term:
         claim = await world.claim(await world.pod("a"))

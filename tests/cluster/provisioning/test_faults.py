@@ -19,6 +19,7 @@ def creates_of(truth: dict[str, Any]) -> int:
     return sum(truth["creates"].values())
 
 
+@pytest.mark.behaviour(137, 150)
 async def test_a_lost_answer_is_looked_for_and_its_machine_found(bench: Bench):
     async with bench.running():
         await bench.cloud.add_fault("lost", verb="create")
@@ -49,6 +50,7 @@ async def test_a_500_before_the_effect_is_settled_as_absent_and_tried_again(benc
         assert len(await bench.cloud.machines()) == 1
 
 
+@pytest.mark.behaviour(126)
 @pytest.mark.parametrize("scenario", [LAGGING], ids=["lists lag 1 s behind creates"])
 async def test_a_list_that_lags_behind_a_lost_create_does_not_double_it(bench: Bench):
     async with bench.running():
@@ -73,6 +75,7 @@ async def test_a_fresh_machine_that_get_does_not_know_yet_is_not_taken_for_gone(
         assert await bench.cloud.alive() == []
 
 
+@pytest.mark.behaviour(154, 200)
 @pytest.mark.parametrize("fault", ["truncate", "shrink", "foreign", "garbage", "error_body", "repeat_page"])
 async def test_a_list_that_is_not_whole_concludes_nothing(bench: Bench, fault: str):
     """Neither is the lost create called absent, nor a released machine gone."""
@@ -100,6 +103,7 @@ async def test_a_list_that_is_not_whole_concludes_nothing(bench: Bench, fault: s
         assert len(await bench.cloud.alive()) == 2
 
 
+@pytest.mark.behaviour(138, 153)
 @pytest.mark.parametrize("scenario", [REPLAYING], ids=["tokens count"])
 async def test_a_replay_with_the_same_token_gets_the_same_machine(bench: Bench):
     async with bench.running(list_busy_s=5.0, list_rest_s=5.0):  # so slow that the list cannot find it first
@@ -145,6 +149,7 @@ async def test_terminate_is_repeated_until_the_cloud_takes_it(bench: Bench):
         assert await bench.cloud.alive() == []
 
 
+@pytest.mark.behaviour(203)
 async def test_a_machine_beside_the_recorded_one_is_ended(bench: Bench):
     async with bench.running():
         claim = await bench.claim()
@@ -266,6 +271,7 @@ async def test_while_held_the_machine_of_a_forgotten_and_gone_claim_is_left(benc
         await bench.cloud.until(lambda truth: all(m["state"] == "gone" for m in truth["machines"]))
 
 
+@pytest.mark.behaviour(402)
 async def test_a_rental_whose_claim_is_gone_is_released(bench: Bench):
     async with bench.running():
         claim = await bench.claim()
@@ -311,6 +317,7 @@ async def test_an_instance_id_written_by_hand_ends_nobody_elses_machine(bench: B
         assert alive["id"] == machine.ref.resource_id
 
 
+@pytest.mark.behaviour(297)
 async def test_a_provider_that_is_not_configured_keeps_the_claim(bench: Bench):
     async with bench.running():
         claim = await bench.claim(provider="elsewhere")
@@ -319,6 +326,7 @@ async def test_a_provider_that_is_not_configured_keeps_the_claim(bench: Bench):
         assert outcome.why is Why.NO_ACCOUNT
 
 
+@pytest.mark.behaviour(171, 176)
 async def test_a_restart_rents_nothing_and_follows_what_is_there(bench: Bench):
     async with bench.running():
         claims = [await bench.claim() for _ in range(3)]

@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from app.provisioning.model import Over, Rented, Waiting, Why
 from providers.base import RejectionKind
 from tests.cluster.provisioning.conftest import Bench
@@ -28,6 +30,7 @@ async def test_a_claim_rents_one_machine_and_release_ends_it(bench: Bench):
         assert run.accepted_at <= run.terminate_asked_at <= run.gone_at
 
 
+@pytest.mark.behaviour(148)
 async def test_twenty_calls_at_once_rent_one_machine(bench: Bench):
     async with bench.running():
         claim = await bench.claim()
@@ -51,6 +54,7 @@ async def test_a_released_claim_is_never_rented_for_again(bench: Bench):
         assert len(await bench.cloud.machines()) == 1
 
 
+@pytest.mark.behaviour(121, 125)
 async def test_the_claim_is_marked_before_anything_is_sent(bench: Bench):
     async with bench.running():
         claim = await bench.claim()
@@ -68,6 +72,7 @@ async def test_the_claim_is_marked_before_anything_is_sent(bench: Bench):
         assert isinstance(await renting, Rented)
 
 
+@pytest.mark.behaviour(139)
 async def test_a_typed_refusal_blocks_its_scope_and_is_told_again_after_a_restart(bench: Bench):
     async with bench.running():
         await bench.cloud.set_capacity(0, tier="Spot", accelerator="H100", region="r1")
@@ -87,6 +92,7 @@ async def test_a_typed_refusal_blocks_its_scope_and_is_told_again_after_a_restar
         await bench.release(claim)
 
 
+@pytest.mark.behaviour(179)
 async def test_two_machines_of_two_claims_are_not_mixed_up(bench: Bench):
     async with bench.running():
         first, second = await bench.claim(), await bench.claim(region="r2")
@@ -99,6 +105,7 @@ async def test_two_machines_of_two_claims_are_not_mixed_up(bench: Bench):
         assert left["id"] == run.resource_id
 
 
+@pytest.mark.behaviour(293, 301)
 async def test_release_during_a_create_leaves_nothing(bench: Bench):
     """The create is on its way when release begins: its machine is found and ended all the same."""
     async with bench.running():
@@ -116,6 +123,7 @@ async def test_release_during_a_create_leaves_nothing(bench: Bench):
         assert await bench.cloud.alive() == []
 
 
+@pytest.mark.behaviour(295)
 async def test_a_claim_without_a_mark_ends_at_once(bench: Bench):
     async with bench.running():
         claim = await bench.claim()
@@ -138,6 +146,7 @@ async def test_nothing_is_rented_by_a_replica_that_does_not_lead(bench: Bench):
         assert await bench.cloud.creates() == {}
 
 
+@pytest.mark.behaviour(403)
 async def test_a_newer_epoch_stops_a_send_at_the_fence(bench: Bench):
     async with bench.running():
         claim = await bench.claim()

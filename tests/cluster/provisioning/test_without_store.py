@@ -42,6 +42,7 @@ def bench(kube: Kube, engine: AsyncEngine, cloud: FakeCloud, tmp_path: Path) -> 
     return Bench(kube=kube, engine=engine, cloud=cloud, installation=new_installation())
 
 
+@pytest.mark.behaviour(399)
 async def test_without_a_store_nothing_is_rented(bench: Bench, server: DevPostgres):
     async with bench.running():
         claim = await bench.claim()
@@ -76,6 +77,7 @@ async def test_without_a_store_teardown_goes_on_but_the_claim_stays(bench: Bench
         assert (run.resource_id, run.gone_at is not None) == (rented.ref.resource_id, True)
 
 
+@pytest.mark.behaviour(163, 400)
 async def test_a_new_leader_without_a_store_tears_down_from_the_claims_status(
     bench: Bench, server: DevPostgres
 ):

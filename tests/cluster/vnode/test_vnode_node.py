@@ -34,6 +34,7 @@ def _untrusted(found: Obj) -> bool:
     return any(taint["key"].startswith("node.kubernetes.io/") for taint in found["spec"].get("taints") or ())
 
 
+@pytest.mark.behaviour(111, 117)
 async def test_the_node_of_an_account_has_room_for_any_pod_and_a_taint_that_keeps_others_off(
     world: World,
 ) -> None:
@@ -97,6 +98,7 @@ async def test_a_node_that_somebody_deletes_is_made_again_and_its_lease_follows(
         await world.until_true(owned)
 
 
+@pytest.mark.behaviour(113)
 async def test_a_node_of_an_earlier_run_is_adopted_and_what_others_wrote_stays(world: World) -> None:
     foreign = {"key": "team", "value": "x", "effect": "NoSchedule"}
     body = {

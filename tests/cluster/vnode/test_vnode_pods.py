@@ -15,6 +15,7 @@ from tests.support.clouds import SMALL
 SLOW_BOOT = SMALL | {"life": {"boot_s": 3600}}
 
 
+@pytest.mark.behaviour(130, 192, 193)
 async def test_a_bound_pod_becomes_ready_with_endpoint_and_id_in_one_request(world: World) -> None:
     async with world.running():
         pod = await world.pod()
@@ -61,10 +62,13 @@ async def test_a_pod_with_a_finalizer_is_shown_as_ended_before_it_is_let_go(worl
         await world.until(pod, lambda seen: seen["metadata"]["deletionGracePeriodSeconds"] == 0)
 
     assert ended["status"]["reason"] == "Terminated"
-    assert state_of(ended)["terminated"]["exitCode"] == 143  # what the workload said when it was asked to stop
+    assert (
+        state_of(ended)["terminated"]["exitCode"] == 143
+    )  # what the workload said when it was asked to stop
     assert world.wire.about(pod["metadata"]["name"]).count("DELETE pods") == 1
 
 
+@pytest.mark.behaviour(160)
 async def test_deleting_a_pod_gives_its_machine_back(world: World) -> None:
     async with world.running():
         pod = await world.pod()
@@ -76,6 +80,7 @@ async def test_deleting_a_pod_gives_its_machine_back(world: World) -> None:
         assert await world.cloud.alive() == []
 
 
+@pytest.mark.behaviour(161, 168, 169)
 async def test_a_pod_stays_until_its_cloud_has_taken_the_terminate(world: World) -> None:
     async with world.running():
         pod = await world.pod()
@@ -91,6 +96,7 @@ async def test_a_pod_stays_until_its_cloud_has_taken_the_terminate(world: World)
         assert await world.cloud.alive() == []
 
 
+@pytest.mark.behaviour(125, 128)
 @pytest.mark.parametrize("scenario", [SLOW_BOOT], ids=["slow-boot"])
 async def test_a_slow_boot_is_shown_and_told_once(world: World) -> None:
     async with world.running():
@@ -104,6 +110,7 @@ async def test_a_slow_boot_is_shown_and_told_once(world: World) -> None:
     assert not is_ready(shown)
 
 
+@pytest.mark.behaviour(120, 164, 165)
 async def test_a_pod_is_deleted_while_its_create_has_no_answer_yet(world: World) -> None:
     async with world.running(call_timeout_s=60.0):
         held = await world.cloud.pause(verb="create", when="after")
@@ -121,6 +128,7 @@ async def test_a_pod_is_deleted_while_its_create_has_no_answer_yet(world: World)
     assert len(truth["machines"]) == 1
 
 
+@pytest.mark.behaviour(415, 416, 419)
 @pytest.mark.parametrize(
     ("code", "phase", "shown"),
     [(0, "Succeeded", "Completed"), (3, "Failed", "Error")],
@@ -143,6 +151,7 @@ async def test_a_workload_that_exits_ends_its_pod_by_its_code_and_its_machine_go
     assert over["status"].get("reason") == (None if code == 0 else "Failed")
 
 
+@pytest.mark.behaviour(416)
 @pytest.mark.parametrize("scenario", [SMALL | {"completion": "ended"}], ids=["a-cloud-that-tells-no-code"])
 async def test_an_end_without_a_code_is_never_a_success(world: World) -> None:
     async with world.running():
@@ -156,6 +165,7 @@ async def test_an_end_without_a_code_is_never_a_success(world: World) -> None:
     assert state_of(over)["terminated"]["reason"] == "ContainerStatusUnknown"
 
 
+@pytest.mark.behaviour(417)
 async def test_a_reclaimed_spot_machine_is_a_disruption(world: World) -> None:
     async with world.running():
         pod = await world.pod(claim={"capacityType": "Spot"})
@@ -168,6 +178,7 @@ async def test_a_reclaimed_spot_machine_is_a_disruption(world: World) -> None:
     assert condition_of(over, "DisruptionTarget")["status"] == "True"  # type: ignore[index]
 
 
+@pytest.mark.behaviour(182, 199)
 async def test_a_machine_that_vanished_ends_its_pod_without_a_guess_at_the_cause(world: World) -> None:
     async with world.running():
         pod = await world.pod()
@@ -180,6 +191,7 @@ async def test_a_machine_that_vanished_ends_its_pod_without_a_guess_at_the_cause
     assert condition_of(over, "DisruptionTarget") is None
 
 
+@pytest.mark.behaviour(173, 181)
 async def test_a_cloud_that_does_not_answer_changes_no_status(world: World) -> None:
     async with world.running():
         pod = await world.pod()
@@ -193,6 +205,7 @@ async def test_a_cloud_that_does_not_answer_changes_no_status(world: World) -> N
     assert after["status"] == before["status"]
 
 
+@pytest.mark.behaviour(300)
 async def test_a_claim_deleted_under_a_running_pod_ends_it_with_its_machine(world: World) -> None:
     async with world.running():
         pod = await world.pod()
@@ -205,6 +218,7 @@ async def test_a_claim_deleted_under_a_running_pod_ends_it_with_its_machine(worl
     assert over["status"]["phase"] == "Failed"
 
 
+@pytest.mark.behaviour(176, 190, 191)
 async def test_a_restart_writes_nothing_about_pods_that_are_as_they_should_be(world: World) -> None:
     async with world.running():
         pod = await world.pod()
@@ -228,6 +242,7 @@ async def test_a_restart_writes_nothing_about_pods_that_are_as_they_should_be(wo
     assert len(await world.cloud.machines()) == 2
 
 
+@pytest.mark.behaviour(195)
 async def test_a_status_never_lands_on_a_new_pod_of_the_same_name(world: World) -> None:
     async with world.running():
         pod = await world.pod()

@@ -12,6 +12,7 @@ async def sold_out(world: World) -> None:
     await world.cloud.set_capacity(0, tier="OnDemand", accelerator="H100", region="r1")
 
 
+@pytest.mark.behaviour(139, 141)
 async def test_a_refused_pod_fails_with_the_clouds_own_words_and_stays_when_nobody_replaces_it(
     world: World,
 ) -> None:
@@ -31,6 +32,7 @@ async def test_a_refused_pod_fails_with_the_clouds_own_words_and_stays_when_nobo
     assert still["status"] == failed["status"]
 
 
+@pytest.mark.behaviour(140)
 async def test_a_refused_pod_of_an_owner_is_reaped(world: World) -> None:
     await sold_out(world)
     # Of a kind that the cluster does not serve, so that no other controller has a hand in it.
@@ -113,6 +115,7 @@ async def test_a_pod_without_a_claim_is_let_go_at_once(world: World) -> None:
         await world.until_gone(pod)
 
 
+@pytest.mark.behaviour(122)
 async def test_a_missing_pool_is_a_config_error_until_it_appears(world: World) -> None:
     late = f"{world.pool}-late"
     async with world.running():

@@ -303,6 +303,7 @@ async def test_a_workload_that_does_not_stop_runs_until_its_grace_is_over(world:
     assert running == "running"
 
 
+@pytest.mark.behaviour(162)
 async def test_a_grace_that_gets_shorter_is_noticed(world: World) -> None:
     async with world.running():
         pod = await world.pod(terminationGracePeriodSeconds=3600)
@@ -317,6 +318,7 @@ async def test_a_grace_that_gets_shorter_is_noticed(world: World) -> None:
         assert await world.cloud.alive() == []
 
 
+@pytest.mark.behaviour(166)
 async def test_a_force_deleted_pods_machine_goes_without_a_grace(world: World) -> None:
     async with world.running():
         pod = await world.pod(terminationGracePeriodSeconds=3600)

@@ -1,4 +1,4 @@
-"""A whole controller on a real cluster with two clouds, for many tests: one cloud restarts workloads, one cannot.
+"""A whole controller on a real cluster with two clouds: one starts workloads again, the other cannot.
 
 The pools have the clouds' names: ``again`` and ``once``. Each test has a namespace of its own.
 """

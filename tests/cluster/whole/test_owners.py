@@ -1,7 +1,8 @@
-"""Jobs, Deployments, StatefulSets and bare Pods end and start again as on a node, and buy no machine for it."""
+"""Jobs, Deployments, StatefulSets and bare Pods end and start again as on a node, and buy little for it."""
 
 import asyncio
 import json
+from itertools import pairwise
 
 import pytest
 
@@ -118,7 +119,7 @@ async def test_where_no_workload_can_start_again_each_next_machine_is_waited_for
     assert said is not None
     assert "ended with code 3" in said["message"]
     machines = await owners.machines()
-    for earlier, later in zip(machines, machines[1:], strict=False):
+    for earlier, later in pairwise(machines):
         assert later["created_at"] > earlier["ended_at"]
 
 

@@ -59,6 +59,7 @@ def said(status: dict[str, Any]) -> dict[str, tuple[str, str]]:
     return {each["type"]: (each["status"], each["reason"]) for each in status.get("conditions") or ()}
 
 
+@pytest.mark.behaviour(280, 282)
 @pytest.mark.parametrize(
     ("held", "sight", "wanted"),
     [

@@ -33,6 +33,7 @@ def condition(wanted: Wanted, kind: str) -> Obj | None:
     return next((each for each in wanted.status["conditions"] if each["type"] == kind), None)
 
 
+@pytest.mark.behaviour(129, 183, 184, 185, 186)
 @pytest.mark.parametrize(
     ("view", "phase", "reason"),
     [
@@ -71,6 +72,7 @@ def test_a_running_pod_is_not_changed_by_what_proves_nothing(machine: Any) -> No
     assert status.project(RUNNING_POD, a_view(machine), now=NOW) is None
 
 
+@pytest.mark.behaviour(419)
 @pytest.mark.parametrize(
     ("machine", "code", "reason"),
     [
@@ -95,6 +97,7 @@ def test_times_are_the_clouds_where_it_tells_them() -> None:
     assert state["finishedAt"] == ENDED.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+@pytest.mark.behaviour(417)
 def test_only_a_reclaim_is_a_disruption() -> None:
     reclaimed = projected(RUNNING_POD, machine=exited(EndReason.PREEMPTED))
     gone = projected(RUNNING_POD, gone=True)
@@ -103,10 +106,12 @@ def test_only_a_reclaim_is_a_disruption() -> None:
     assert condition(gone, "DisruptionTarget") is None
 
 
+@pytest.mark.behaviour(418)
 def test_an_end_by_lifetime_says_so() -> None:
     assert "lifetime" in projected(RUNNING_POD, machine=exited(EndReason.LIFETIME)).message
 
 
+@pytest.mark.behaviour(130, 192)
 def test_id_and_endpoint_ride_in_the_patch_that_says_ready() -> None:
     patch = status.patch(a_pod(), projected(a_pod(), machine=a_machine()))
 
@@ -120,6 +125,7 @@ def test_id_and_endpoint_ride_in_the_patch_that_says_ready() -> None:
     assert patch["status"]["podIPs"] == [{"ip": "198.18.0.1"}]
 
 
+@pytest.mark.behaviour(187, 188)
 @pytest.mark.parametrize(
     "endpoint", ["host.example:443", "https://a.example", "198.18.0.1:22", None], ids=str
 )
@@ -130,6 +136,7 @@ def test_only_a_bare_address_becomes_the_pods_ip(endpoint: str | None) -> None:
     assert wanted.annotations.get(keys.ENDPOINT_ANNOTATION) == endpoint
 
 
+@pytest.mark.behaviour(157, 189)
 def test_a_known_endpoint_is_kept_when_the_cloud_shows_none() -> None:
     ready = after(a_pod(), status.patch(a_pod(), projected(a_pod(), machine=a_machine())) or {})
 
@@ -145,6 +152,7 @@ def test_an_address_that_changed_replaces_the_list() -> None:
     assert patch["status"]["podIPs"] == [{"$patch": "replace"}, {"ip": "198.18.0.2"}]
 
 
+@pytest.mark.behaviour(191, 197)
 @pytest.mark.parametrize(
     "machine",
     [a_machine(), a_machine(MachineState.BOOTING), a_machine(started_at=None), None],
@@ -159,6 +167,7 @@ def test_what_is_so_already_is_not_written_again_however_much_later(machine: Any
     assert again is None or status.patch(ready, again) is None
 
 
+@pytest.mark.behaviour(196)
 def test_conditions_of_others_and_the_scheduler_are_left_alone() -> None:
     held = [{"type": "PodScheduled", "status": "True"}, {"type": "example.com/lb", "status": "False"}]
     pod = a_pod(status={"phase": "Pending", "conditions": held})
@@ -192,6 +201,7 @@ def test_the_generation_that_was_acted_on_is_told_where_there_is_one() -> None:
     assert "observedGeneration" not in projected(old, machine=a_machine()).status
 
 
+@pytest.mark.behaviour(197)
 def test_the_start_time_is_set_once() -> None:
     wanted = projected(RUNNING_POD, machine=exited(EndReason.COMPLETED, 0))
 

@@ -53,7 +53,19 @@ REFUSED_PODS = {
         securityContext={"appArmorProfile": {"type": "Localhost", "localhostProfile": "a"}}
     ),
     "spec.containers[main].imagePullPolicy": of_container(imagePullPolicy="Never"),
-    "spec.containers[main].lifecycle": of_container(lifecycle={"preStop": {"exec": {"command": ["a"]}}}),
+    "spec.containers[main].lifecycle.postStart": of_container(
+        lifecycle={"postStart": {"sleep": {"seconds": 1}}}
+    ),
+    "spec.containers[main].lifecycle.preStop.exec": of_container(
+        lifecycle={"preStop": {"exec": {"command": ["a"]}}}
+    ),
+    "spec.containers[main].lifecycle.preStop.httpGet": of_container(
+        lifecycle={"preStop": {"httpGet": {"port": 80}}}
+    ),
+    "spec.containers[main].lifecycle.preStop.tcpSocket": of_container(
+        lifecycle={"preStop": {"tcpSocket": {"port": 80}}}
+    ),
+    "spec.containers[main].lifecycle.stopSignal": of_container(lifecycle={"stopSignal": "SIGUSR1"}),
     "spec.containers[main].restartPolicy": of_container(restartPolicy="Never"),
     "spec.containers[main].restartPolicyRules": of_container(restartPolicyRules=[{"action": "Restart"}]),
     "spec.containers[main].stdin": of_container(stdin=True),
