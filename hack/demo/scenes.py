@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from hack.demo.endings import crash_loop, job, reclaim
 from hack.demo.stage import NAMESPACE, SAMPLES, Stage
 
 WORKLOAD = ("deployment/gpu-workload", "-n", NAMESPACE)
@@ -169,4 +170,11 @@ def _put_away(stage: Stage, workload: str, *, pool: str) -> None:
         stage.check(f"{cloud.name}'s own list is empty", not cloud.alive())
 
 
-SCENES: dict[str, Callable[[Stage], None]] = {"main": main, "lowest-price": lowest_price, "limit": limit}
+SCENES: dict[str, Callable[[Stage], None]] = {
+    "main": main,
+    "lowest-price": lowest_price,
+    "limit": limit,
+    "reclaim": reclaim,
+    "job": job,
+    "crash-loop": crash_loop,
+}

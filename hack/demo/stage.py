@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = ROOT / "docs" / "samples"
 NAMESPACE = "nebula-demo"
 CLOUDS = ("modal", "aws")
-POOLS = ("gpu", "cheapest", "capped")
+POOLS = ("gpu", "cheapest", "capped", "modal-only", "aws-only")
 
 
 class Unmet(AssertionError):
@@ -98,6 +98,11 @@ class Cloud:
     def reclaim(self, machine_id: str) -> None:
         self._call("POST", f"/sim/machines/{machine_id}/preempt")
 
+    def made_since(self, before: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The machines that were made after these."""
+        old = {machine["id"] for machine in before}
+        return [machine for machine in self.machines() if machine["id"] not in old]
+
     def hold_answers(self) -> str:
         """Creates take effect, and nobody hears of it."""
         return str(self._call("POST", "/sim/pause", {"verb": "create", "when": "after"})["id"])
@@ -145,9 +150,17 @@ class Stage:
         if done.returncode:
             raise Unmet(f"nebula {' '.join(args)} ended with {done.returncode}")
 
-    def kubectl(self, *args: str) -> str:
+    def make(self, *objects: dict[str, Any]) -> None:
+        """Make objects that stand in no file of ours."""
+        for obj in objects:
+            metadata = obj["metadata"]
+            print(f"$ kubectl apply: {obj['kind']} {metadata['name']}", flush=True)
+            self.kubectl("apply", "-n", NAMESPACE, "-f", "-", stdin=orjson.dumps(obj).decode())
+
+    def kubectl(self, *args: str, stdin: str | None = None) -> str:
         done = subprocess.run(
             [self.cluster.kubectl, *args],
+            input=stdin,
             env={**os.environ, "KUBECONFIG": str(self.cluster.kubeconfig)},
             capture_output=True,
             text=True,
