@@ -23,7 +23,7 @@ from app.api import keys
 from app.inventory.identity import parse
 from app.kube import paths
 from app.kube.client import Kube, Obj
-from app.kube.errors import KubeError, Replaced
+from app.kube.errors import Exists, KubeError, Replaced
 from app.kube.lease import EPOCH
 from app.store.devserver import DevPostgres
 from hack.cluster import Cluster
@@ -168,12 +168,28 @@ class World:
 
     # --- objects ----------------------------------------------------------------------------------
 
-    async def create_pod(self, name: str) -> None:
-        """A Pod that asks for one H100; repeated while the webhook that must see it is away."""
+    async def create_pod(self, name: str, *, owned: bool = True) -> None:
+        """A Pod that asks for one H100; repeated while the webhook that must see it is away.
+
+        ``owned``: by something that makes no other. One that nobody owns is rented for while it is gated.
+        """
+        metadata: Obj = {"name": name, "labels": _LABELS}
+        if owned:
+            metadata["ownerReferences"] = [await self._owner()]
         await self._create(
             paths.pods(self.namespace),
-            {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": _LABELS}, "spec": _SPEC},
+            {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": _SPEC},
         )
+
+    async def _owner(self) -> Obj:
+        """A ConfigMap: it is there, so that nobody collects the Pods as garbage."""
+        path = f"/api/v1/namespaces/{self.namespace}/configmaps"
+        body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "owner"}}
+        with suppress(Exists):
+            await self.kube.create(path, body)
+        found = await self.kube.get(f"{path}/owner")
+        ref = {"apiVersion": "v1", "kind": "ConfigMap", "name": "owner", "uid": found["metadata"]["uid"]}
+        return ref | {"controller": True}
 
     async def create_pods(self, *names: str) -> None:
         await asyncio.gather(*(self.create_pod(name) for name in names))
