@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from decimal import Decimal
 
-from catalog.catalogue import Catalogue
+from catalog.catalogue import Catalogue, CloudRows
 from catalog.offerings import AccountKey, AccountOffers, Offerings
 from catalog.rows import ANY_COUNT
 from providers.base import Accelerator, Offering
@@ -122,9 +122,7 @@ class Stock:
             elif accelerator is None and not offers.traits.needs_accelerator:
                 return  # it makes any size: nothing can be said
         for cloud in self._catalogue.clouds.values():
-            for row in cloud.rows:
-                if row.accelerator == accelerator:
-                    yield row
+            yield from _counted(cloud, accelerator)
 
     def _all_names(self) -> _Names:
         if self._version != self._offerings.version:
@@ -159,6 +157,19 @@ def _near(kind: str, shown: dict[str, str]) -> tuple[str, ...]:
     alike = [name for name in sorted(shown) if name.startswith(kind) or kind.startswith(name)]
     alike += difflib.get_close_matches(kind, sorted(shown), n=_NEAR, cutoff=_CUTOFF)
     return tuple(shown[name] for name in dict.fromkeys(alike))[:_NEAR]
+
+
+def _counted(cloud: CloudRows, accelerator: Accelerator | None) -> Iterator[Offering]:
+    """The rows of exactly this accelerator, by any of its names."""
+    wanted = None
+    if accelerator is not None:
+        own = cloud.aliases.get(accelerator.type.lower(), accelerator.type)
+        wanted = Accelerator(type=own, count=accelerator.count).key
+    for row in cloud.rows:
+        key = row.accelerator.key if row.accelerator else None
+        any_count = row.accelerator is not None and row.accelerator.count == ANY_COUNT
+        if key == wanted or (any_count and wanted and key and key.split(":")[0] == wanted.split(":")[0]):
+            yield row
 
 
 def _amounts(row: Offering) -> Amounts:

@@ -124,6 +124,14 @@ def test_039_a_size_is_let_through_where_one_machine_may_hold_it():
     assert refusals(pod, a_stock("c", acme=small)) == ()
 
 
+def test_039_a_machine_of_a_catalogue_whose_cloud_is_not_configured_may_hold_it():
+    small = sells("acme", "H100", memory_bytes=100 * GIB)
+    pod = asking("h100-80gb", "8", limits={"memory": "1Ti"})
+
+    assert refusals(pod, a_stock(acme=small, catalogue=load())) == ()
+    assert len(refusals(asking("h100", "8", limits={"memory": "1Ti"}), a_stock(acme=small))) == 1
+
+
 def test_039_sizes_that_only_two_machines_have_are_not_had_by_one():
     rows = [
         *sells("acme", "H100", cpu=Decimal(8), memory_bytes=100 * GIB, region="a"),
