@@ -166,6 +166,7 @@ async def test_a_machine_beside_the_recorded_one_is_ended(bench: Bench):
         assert (await bench.row("select state from rental")).state == "live"
 
 
+@pytest.mark.behaviour(398)
 async def test_a_machine_that_comes_after_the_end_is_ended_too(bench: Bench):
     async with bench.running():
         claim = await bench.claim()
@@ -302,7 +303,7 @@ async def test_an_hour_of_a_refused_credential_changes_nothing(bench: Bench):
         assert await bench.cloud.alive() == []
 
 
-@pytest.mark.behaviour(405, 412)
+@pytest.mark.behaviour(290, 405, 412)
 async def test_an_instance_id_written_by_hand_ends_nobody_elses_machine(bench: Bench):
     async with bench.running():
         victim = await bench.claim()

@@ -306,3 +306,15 @@ async def test_the_node_of_another_installation_is_never_removed(world: World) -
     await asyncio.wait_for(other.run(), DEADLINE_S)
 
     assert await node(world) is not None
+
+
+@pytest.mark.behaviour(112)
+async def test_there_is_no_node_before_its_pods_are_looked_after(world: World) -> None:
+    seen_pods = asyncio.Event()
+    async with world.running(pods_after=seen_pods):
+        await world.rounds(6)  # the account has been open for a while
+        before = await node(world)
+        seen_pods.set()
+        await ready(world)
+
+    assert before is None

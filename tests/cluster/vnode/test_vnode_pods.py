@@ -96,7 +96,7 @@ async def test_a_pod_stays_until_its_cloud_has_taken_the_terminate(world: World)
         assert await world.cloud.alive() == []
 
 
-@pytest.mark.behaviour(125, 128)
+@pytest.mark.behaviour(125, 128, 397)
 @pytest.mark.parametrize("scenario", [SLOW_BOOT], ids=["slow-boot"])
 async def test_a_slow_boot_is_shown_and_told_once(world: World) -> None:
     async with world.running():

@@ -12,7 +12,7 @@ async def sold_out(world: World) -> None:
     await world.cloud.set_capacity(0, tier="OnDemand", accelerator="H100", region="r1")
 
 
-@pytest.mark.behaviour(139, 141)
+@pytest.mark.behaviour(139, 141, 392)
 async def test_a_refused_pod_fails_with_the_clouds_own_words_and_stays_when_nobody_replaces_it(
     world: World,
 ) -> None:
@@ -204,7 +204,7 @@ async def test_a_daemon_sets_pod_is_left_alone_but_can_be_deleted(world: World) 
     assert len(await world.cloud.machines()) == 1
 
 
-@pytest.mark.behaviour(408, 409)
+@pytest.mark.behaviour(104, 408, 409)
 async def test_a_pod_that_came_without_opting_in_rents_nothing(world: World) -> None:
     async with world.running():
         pod = await world.pod(labels={"app": "sneaky"}, claimed=False)
@@ -214,7 +214,7 @@ async def test_a_pod_that_came_without_opting_in_rents_nothing(world: World) -> 
     assert await world.cloud.creates() == {}
 
 
-@pytest.mark.behaviour(411)
+@pytest.mark.behaviour(156, 411)
 async def test_a_pod_that_lost_its_label_is_still_looked_after(world: World) -> None:
     async with world.running():
         pod = await world.pod()

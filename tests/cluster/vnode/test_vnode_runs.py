@@ -258,7 +258,7 @@ async def test_a_workload_found_dead_that_may_not_run_again_is_ended(world: Worl
 # --- grace ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.behaviour(160)
+@pytest.mark.behaviour(160, 396)
 async def test_a_deleted_workload_ends_by_itself_within_its_grace(world: World) -> None:
     async with world.running():
         pod = await world.pod(finalizers=("tests.local/keep",), terminationGracePeriodSeconds=600)

@@ -1,5 +1,7 @@
 """A new leader whose database does not answer: nothing is rented, and everything else goes on."""
 
+import pytest
+
 from app.api import keys
 from app.kube import paths
 from app.kube.client import Obj
@@ -39,6 +41,7 @@ async def test_a_deleted_pod_goes_with_its_machine(world: World) -> None:
     assert await world.cloud.alive() == []
 
 
+@pytest.mark.behaviour(389, 390)
 async def test_nothing_is_rented_and_the_pod_says_why(world: World) -> None:
     async with world.running(store=False):
         pod = await world.pod()

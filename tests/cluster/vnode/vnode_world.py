@@ -255,11 +255,15 @@ class World:
 
     async def unknown_rounds(self, number: int) -> None:
         """Wait until so many rounds of our account have come to nothing."""
+        await self.rounds(number, whole=False)
+
+    async def rounds(self, number: int, *, whole: bool = True) -> None:
+        """Wait for so many rounds of our account, whole ones or such that came to nothing."""
         seen, enough = 0, asyncio.Event()
 
         def count(judged: Judged) -> None:
             nonlocal seen
-            if judged.place.provider == self.provider and judged.unknown is not None:
+            if judged.place.provider == self.provider and (judged.unknown is None) is whole:
                 seen += 1
                 if seen >= number:
                     enough.set()
@@ -274,8 +278,19 @@ class World:
         return load(flags, {}).model_copy(update=changes)
 
     @asynccontextmanager
-    async def running(self, *, store: bool = True, **changes: Any) -> AsyncIterator["World"]:
-        """One process's worth; enter again for a restart without memory. ``store``: is there one."""
+    async def running(
+        self, *, store: bool = True, pods_after: asyncio.Event | None = None, **changes: Any
+    ) -> AsyncIterator["World"]:
+        """One process's worth; enter again for a restart without memory. ``store``: is there one.
+
+        The watch of Pods begins with ``pods_after``.
+        """
+
+        async def watch_pods() -> None:
+            if pods_after is not None:
+                await pods_after.wait()
+            await pods.run()
+
         settings, kube = self.settings(**changes), self.wire.kube
         engine = self.engine if store else create_engine("postgresql://nobody@127.0.0.1:1/none")
         accounts, offerings = Accounts(settings, self.installation), Offerings()
@@ -322,7 +337,7 @@ class World:
                 tasks.append(duties.create_task(following))
 
             accounts.on_open(offer)
-            works = [cache.run() for cache in (pods, claims, pools)]
+            works = [watch_pods(), *(cache.run() for cache in (claims, pools))]
             works += [events.run(), accounts.run(), self.provisioning.run(), self.vnodes.run()]
             tasks += [duties.create_task(work) for work in works]
             try:

@@ -107,7 +107,7 @@ def test_a_pool_that_is_not_there_is_named() -> None:
         orders.pool_of(None, "gpu")
 
 
-@pytest.mark.behaviour(352, 353)
+@pytest.mark.behaviour(142, 143, 352, 353)
 @pytest.mark.parametrize(
     ("outcome", "result", "reason"),
     [

@@ -152,7 +152,7 @@ def test_an_address_that_changed_replaces_the_list() -> None:
     assert patch["status"]["podIPs"] == [{"$patch": "replace"}, {"ip": "198.18.0.2"}]
 
 
-@pytest.mark.behaviour(191, 197)
+@pytest.mark.behaviour(191, 197, 394)
 @pytest.mark.parametrize(
     "machine",
     [a_machine(), a_machine(MachineState.BOOTING), a_machine(started_at=None), None],
@@ -215,6 +215,7 @@ def test_a_terminal_phase_is_written_for_the_version_that_was_looked_at() -> Non
     assert patch["metadata"]["resourceVersion"] == "7"
 
 
+@pytest.mark.behaviour(393)
 @pytest.mark.parametrize("phase", ["Failed", "Succeeded"])
 def test_a_pod_that_is_over_is_never_written_again(phase: str) -> None:
     over = a_pod(status={"phase": phase, "reason": "ProvisionFailed"})

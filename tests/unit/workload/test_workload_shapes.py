@@ -140,6 +140,7 @@ OTHER_REFUSED_PODS = {
 }
 
 
+@pytest.mark.behaviour(146, 147)
 @pytest.mark.parametrize("field", [*REFUSED_PODS, *OTHER_REFUSED_PODS])
 def test_a_shape_that_would_run_as_something_else_is_refused_by_the_name_of_its_field(field):
     (message,) = refusals((REFUSED_PODS | OTHER_REFUSED_PODS)[field])
