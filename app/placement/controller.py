@@ -547,6 +547,7 @@ class Placement:
         met: frozenset[SkipReason] = frozenset(),
     ) -> None:
         metrics.deferred(reason, pool=pool)
+        self._reserve.rests(key)
         self._waiting.put(key, Wait(reason=reason, blocks=blocks or {}, pool=pool, met=met))
         await self._teller.say(key, pod, placed=False, reason=_CONDITION_REASONS[reason], message=why)
 

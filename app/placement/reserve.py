@@ -47,6 +47,7 @@ log = structlog.get_logger()
 
 WORKERS = 64  # as many creates may wait for their answer at once
 QUIET_S = 1.0  # a candidate that is decided sooner is not worth a write on the Pod
+TRYING_S = 5.0  # nor is a Pod that goes from one to the next, for so long
 TEXT_S = 30.0  # how often the words about one candidate may change
 # What a claim of which nothing was sent waits for, and may wait for in vain.
 _NOT_SENT = frozenset({Why.RETRY, Why.NO_ACCOUNT, Why.THROTTLED})
@@ -125,6 +126,7 @@ class _Course:
     noted: bool = False
     lifted: bool = False  # the watch may still show the gate
     tried: int = 0
+    trying_since: float | None = None  # the first candidate since the Pod waited last
     given_up: set[str] = field(default_factory=set)
     free: set[str] = field(default_factory=set)
     lost: dict[str, _Lost] = field(default_factory=dict)
@@ -225,6 +227,11 @@ class Reserve:
         """A claim for one more candidate exists."""
         self._course(key, pod).tried += 1
 
+    def rests(self, key: Key) -> None:
+        """No candidate is left for now, and the Pod is told so."""
+        if (course := self._courses.get(key)) is not None:
+            course.trying_since = None
+
     def avoided(self, key: Key, seen: Seen, *, template: str) -> list[Block]:
         """The places that this one Pod has lost and that nothing else blocks, as blocks with ids below 0."""
         course, clock = self._courses.get(key), self._clock()
@@ -297,6 +304,8 @@ class Reserve:
         if staying:
             course.serve(staying[0], now=self._clock())
             self._keys[uid_of(staying[0])] = key
+            if course.trying_since is None:
+                course.trying_since = self._clock()
             return await self._serve(key, pod, course, staying[0])
         return await self._let_go(key, pod, course, own)
 
@@ -319,6 +328,9 @@ class Reserve:
         view = self._provisioning.view(spec.uid)
         if view.state != "live" or view.ref is None:
             await self._hands.permit()
+            if self._has_tried_long(course):
+                message = f"renting at {_place(spec)}, candidate {max(1, course.tried)} that is tried"
+                await self._say(key, pod, course, about="trying", message=message)
             outcome, problem = await self._rent(key, pod, course, stored, spec)
             if (again := await self._judge(key, pod, course, spec, outcome, problem)) is not None:
                 return again
@@ -555,6 +567,11 @@ class Reserve:
         if not self._quiet_left_s(course):
             about = f"{spec.uid}{more.partition(': ')[2].partition(':')[0]}"
             await self._say(key, pod, course, about=about, message=f"renting at {_place(spec)}{more}")
+
+    def _has_tried_long(self, course: _Course) -> bool:
+        """Whether the Pod has heard nothing for long, although each candidate was decided in a moment."""
+        since = max(course.trying_since or self._clock(), course.said_at)
+        return self._clock() - since >= TRYING_S
 
     def _quiet_left_s(self, course: _Course) -> float:
         return max(0.0, course.began + QUIET_S - self._clock())

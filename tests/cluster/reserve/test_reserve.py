@@ -159,6 +159,23 @@ async def test_when_all_refuse_the_pod_stays_gated_and_says_so_and_capacity_that
     assert len(await world.two.machines()) == 1
 
 
+async def test_a_pod_that_goes_from_refusal_to_refusal_is_told_where_it_is_now_and_then(world: World):
+    """Each candidate refuses at once, and none stays blocked long enough for all to be."""
+    await world.make_pool(blocklistTTL="300ms")
+    entries = [{"name": name, "regions": ["r1", "r2"]} for name in (world.first, world.second)]
+    await world.edit_pool(providers=entries, capacityTypes=["Spot", "OnDemand"])
+    for region in ("r1", "r2"):
+        for cloud in world.clouds:
+            for tier in ("Spot", "OnDemand"):
+                await cloud.set_capacity(0, tier=tier, accelerator="H100", region=region)
+
+    async with world.leading(block_jitter_s=0.05):
+        pod = await world.pod("restless")
+        await world.until_told(pod, "Renting", "renting at ", ", candidate ")
+        await world.set_capacity(world.two, None)
+        await world.until_running(pod)
+
+
 async def test_a_refusal_that_nobody_blocks_is_not_asked_for_again_and_again(world: World):
     """The price was right when the candidate was chosen, and is not any more when it is asked for."""
     await world.make_pool()
