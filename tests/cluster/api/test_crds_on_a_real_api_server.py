@@ -197,7 +197,7 @@ def test_every_row_of_the_table_is_tried_on_the_api_server():
         ({"maxPrice": "$3"}, "spec.maxPrice in body should match"),
         ({"spotMaxPrice": "-1"}, "spec.spotMaxPrice in body should match"),
         ({"limits": {}}, "limits needs gpus or usdPerHour"),
-        ({"limits": {"gpus": 1.5}}, "spec.limits.gpus in body must be of type integer"),
+        ({"limits": {"gpus": 1.5}}, 'spec.limits.gpus: Invalid value: "float64"'),
         ({"limits": {"usdPerHour": "0"}}, "must be more than 0 dollars"),
         (
             {"namespaceSelector": {"matchExpressions": [{"key": "a", "operator": "In"}]}},
