@@ -14,7 +14,7 @@ the claim is gone; a decision that led to no claim is given back before the Pod 
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 
@@ -34,7 +34,7 @@ from app.kube.errors import Conflict, Exists, KubeError, Replaced
 from app.kube.patches import timestamp
 from app.kube.queue import Again, WorkQueue, run_workers
 from app.placement import explain, metrics, objects
-from app.placement.constraints import NodeView, node_view
+from app.placement.constraints import node_view
 from app.placement.desk import Desk, MayNotPlace, Seen, Term
 from app.placement.market import LISTED, Market
 from app.placement.objects import (
@@ -51,21 +51,19 @@ from app.placement.objects import (
     uid_of,
     why_unbound,
 )
-from app.placement.rank import History, Place, Skip, Usage, chosen, rank
+from app.placement.rank import Place, Skip, chosen
+from app.placement.ranking import Ranking
 from app.placement.request import InvalidRequest, PlacementRequest, controller_of, pool_name, request_of
 from app.placement.reserve import Hands, Reserve
-from app.placement.standing import Objection, objection_to
 from app.placement.telling import Events, Teller
 from app.placement.waiting import Key, Wait, Waiting, offset_s
 from app.provisioning.service import Provisioning
 from app.settings import Settings
 from app.store.backoffs import Backoff
-from app.store.blocks import Block
 from app.store.decisions import Decision
 from app.store.engine import StoreUnavailable
 from app.store.reservations import Reservation
-from catalog.offerings import AccountKey, Offerings
-from providers.base import ClaimUid
+from catalog.offerings import Offerings
 
 log = structlog.get_logger()
 
@@ -107,10 +105,10 @@ class Placement:
         """``pods`` holds the opted-in Pods, ``nodes`` at least our virtual nodes. ``clock`` is monotonic."""
         self._kube = kube.room("placement")
         self._pods, self._pools, self._claims, self._nodes = pods, pools, claims, nodes
-        self._namespaces, self._market = namespaces, market
-        self._offerings, self._settings, self._installation = offerings, settings, installation
+        self._namespaces = namespaces
+        self._settings, self._installation = settings, installation
         self._term, self._events = term, events
-        self._now, self._clock, self._provisioning = now, clock, provisioning
+        self._now, self._clock = now, clock
         self._teller = Teller(self._kube, events=events, now=now)
         self._desk = Desk(engine, term=term)
         self._queue: WorkQueue[Key] | None = None
@@ -120,10 +118,13 @@ class Placement:
         self._lifted: dict[Key, str] = {}  # UIDs of Pods whose lifted gate the watch has not shown yet
         self._held: dict[Key, str] = {}  # UIDs of Pods that met a time when nothing may be placed
         self._unbound: dict[Key, tuple[str, float]] = {}  # Pod UID, and since when
+        self._ranking = Ranking(offerings=offerings, nodes=nodes, market=market)
         self._reserve = Reserve(
             kube=self._kube,
             pods=pods,
             pools=pools,
+            namespaces=namespaces,
+            ranking=self._ranking,
             provisioning=provisioning,
             settings=settings,
             teller=self._teller,
@@ -132,7 +133,7 @@ class Placement:
                 valid=term.valid,
                 claims=self._own_claims,
                 permit=self._permit,
-                object_to=self._object_to,
+                give_back=lambda claim: self._desk.claim_ended(objects.reservation_of(claim).key),
                 bind=self._bind,
                 lift=self._lift_for,
                 hold=self._hold,
@@ -355,7 +356,7 @@ class Placement:
                 )
                 return (wait, seen.now), row
             avoided = self._reserve.avoided(key, seen, template=request.template)
-            places = self._ranked(
+            places = self._ranking.places(
                 request,
                 pool,
                 blocks=(*seen.blocks, *avoided),
@@ -624,46 +625,6 @@ class Placement:
             await self._delete_claim(claim, why="its Pod goes another way")
         return None
 
-    def _object_to(self, pod: Obj, claim: NodeClaim, stored: Obj | None, uid: ClaimUid) -> Objection | None:
-        """What the pool as it is now has against the claim, and against the machine that it may have."""
-        name = claim.spec.pool_ref or ""
-        if stored is None or leaving(stored):
-            state = "does not exist any more" if stored is None else "is being deleted"
-            return Objection(text=f"NodePool {name} {state}", lasting=True)
-        namespace = self._namespaces.get("", pod["metadata"]["namespace"])
-        try:
-            pool = NodePool.model_validate(stored)
-            request = request_of(pod, namespace_labels=labels_of(namespace) if namespace else None)
-        except (ValidationError, InvalidRequest):
-            return None  # what was chosen by a readable one stays
-        places = self._ranked(request, pool, blocks=(), usage=Usage(), history=History(), now=self._now())
-        view = self._provisioning.view(uid)
-        return objection_to(
-            claim, pool=pool, places=places, usd_per_hour=view.usd_per_hour, rented=view.ref is not None
-        )
-
-    def _ranked(
-        self,
-        request: PlacementRequest,
-        pool: NodePool,
-        *,
-        blocks: Sequence[Block],
-        usage: Usage,
-        history: History,
-        now: datetime,
-    ) -> list[Place]:
-        return rank(
-            request,
-            pool=pool.spec,
-            offerings=self._offerings.view,
-            nodes=self._node_views(pool),
-            blocks=blocks,
-            usage=usage,
-            history=history,
-            now=now,
-            market=self._market,
-        )
-
     def _take_back(self, key: Key) -> None:
         """Give back what was promised for a claim that was not made, as far as we know.
 
@@ -686,17 +647,6 @@ class Placement:
         if tried == 0 and self._claims.get("", name) is None:
             return name
         return keys.hashed_claim_name(request.namespace, request.name, uid=request.uid, candidate=tried + 1)
-
-    def _node_views(self, pool: NodePool) -> dict[AccountKey, NodeView]:
-        views = {}
-        for entry in pool.spec.providers:
-            key = (entry.name, entry.account)
-            if key not in self._offerings.view:
-                continue
-            node = self._nodes.get("", keys.node_name(*key))
-            if node is not None and not leaving(node):
-                views[key] = node_view(node)
-        return views
 
     async def _delete_claim(self, claim: Obj, *, why: str) -> None:
         log.warning("claim given up", claim=claim["metadata"]["name"], claim_uid=uid_of(claim), why=why)

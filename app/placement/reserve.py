@@ -14,10 +14,11 @@ so the work has a queue and workers of its own.
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 import structlog
+from pydantic import ValidationError
 
 from app.api import keys
 from app.api.nodeclaim import NodeClaim
@@ -30,17 +31,20 @@ from app.kube.errors import KubeError, Replaced
 from app.kube.orders import Order, Unusable, WatchedPort, order_of, policy_of, pool_of
 from app.kube.queue import Again, WorkQueue, run_workers
 from app.placement import objects
+from app.placement.courses import Course, Lost
 from app.placement.desk import MayNotPlace, Seen
 from app.placement.objects import leaving, uid_of
-from app.placement.request import controller_of
-from app.placement.standing import Objection, Standing, standing_of
+from app.placement.rank import History, Usage
+from app.placement.ranking import Ranking
+from app.placement.request import InvalidRequest, controller_of, request_of
+from app.placement.standing import Objection, Standing, objection_to, standing_of
 from app.placement.telling import Events, Teller
 from app.placement.waiting import Key
 from app.provisioning import metrics
 from app.provisioning.model import ClaimSpec, Outcome, Over, Refused, Release, Released, Waiting, Why
 from app.provisioning.service import Provisioning
 from app.settings import Settings
-from app.store.blocks import Block, Cause, Scope
+from app.store.blocks import Block, Cause
 from providers.base import ClaimUid
 
 log = structlog.get_logger()
@@ -57,91 +61,19 @@ _NOT_SENT = frozenset({Why.RETRY, Why.NO_ACCOUNT, Why.THROTTLED})
 class Hands:
     """What is needed of the controller. ``valid``: do we still lead.
 
-    ``permit`` raises `MayNotPlace` while nothing may be placed. ``lift`` is told whether the claim has its
-    binding; ``choose`` asks for the Pod's next candidate.
+    ``permit`` raises `MayNotPlace` while nothing may be placed. ``give_back``: the claim takes nothing from
+    limits any more. ``lift`` is told whether the claim has its binding; ``choose`` asks for the Pod's next
+    candidate.
     """
 
     valid: Callable[[], bool]
     claims: Callable[[Key, Obj], Awaitable[list[Obj]]]
     permit: Callable[[], Awaitable[None]]
-    object_to: Callable[[Obj, NodeClaim, Obj | None, ClaimUid], Objection | None]
+    give_back: Callable[[Obj], None]
     bind: Callable[[NodeClaim], Awaitable[None]]
     lift: Callable[[Key, Obj, Obj, bool], Awaitable[Again | None]]
     hold: Callable[[Key, Obj, str], Awaitable[Again]]
     choose: Callable[[Key], None]
-
-
-@dataclass(slots=True, kw_only=True)
-class _Lost:
-    """A place that this Pod does not try again for a while, and why. ``until``: monotonic seconds.
-
-    ``refused``: what the cloud has refused is blocked for everybody, as a rule; then that block counts alone.
-    """
-
-    claim: ClaimSpec
-    kind: str
-    until: float
-    refused: bool
-
-    @property
-    def scope(self) -> Scope:
-        claim = self.claim
-        return Scope(
-            provider=claim.provider,
-            account=claim.account,
-            accelerator=claim.accelerator.key if claim.accelerator else "",
-            tier=claim.tier.value,
-            region=claim.region,
-        )
-
-    def is_covered(self, blocks: Iterable[Block], *, template: str) -> bool:
-        scope = self.scope
-        return any(
-            block.scope.covers(
-                provider=scope.provider,
-                account=scope.account,
-                accelerator=scope.accelerator or "",
-                tier=scope.tier or "",
-                region=scope.region or "",
-                template=template,
-            )
-            for block in blocks
-        )
-
-
-@dataclass(slots=True, kw_only=True)
-class _Course:
-    """What this process knows of one Pod beside the objects. Moments are monotonic seconds.
-
-    ``claim`` is the one in work, which the watch may not show yet. ``given_up`` and ``free`` hold UIDs of
-    claims: those that we have deleted, and those of which nothing can be had any more.
-    """
-
-    pod_uid: str
-    claim: Obj | None = None
-    began: float = 0.0
-    queued_since: float | None = None
-    unready_since: float | None = None
-    bound: bool = False
-    noted: bool = False
-    lifted: bool = False  # the watch may still show the gate
-    tried: int = 0
-    trying_since: float | None = None  # the first candidate since the Pod waited last
-    given_up: set[str] = field(default_factory=set)
-    free: set[str] = field(default_factory=set)
-    lost: dict[str, _Lost] = field(default_factory=dict)
-    said_of: str | None = None
-    said_at: float = float("-inf")
-
-    @property
-    def claim_uid(self) -> str | None:
-        return uid_of(self.claim) if self.claim is not None else None
-
-    def serve(self, claim: Obj, *, now: float) -> None:
-        if self.claim_uid != uid_of(claim):
-            self.began, self.queued_since, self.unready_since = now, None, None
-            self.bound = self.noted = False
-        self.claim = claim
 
 
 class Reserve:
@@ -153,6 +85,8 @@ class Reserve:
         kube: Kube,
         pods: Cache,
         pools: Cache,
+        namespaces: Cache,
+        ranking: Ranking,
         provisioning: Provisioning,
         settings: Settings,
         teller: Teller,
@@ -162,13 +96,14 @@ class Reserve:
         clock: Callable[[], float],
         rng: random.Random | None = None,
     ) -> None:
-        self._kube, self._pods, self._pools = kube, pods, pools
+        self._kube, self._pods, self._pools, self._namespaces = kube, pods, pools, namespaces
+        self._ranking = ranking
         self._provisioning, self._settings = provisioning, settings
         self._teller, self._events, self._hands = teller, events, hands
         self._now, self._clock, self._rng = now, clock, rng or random.Random()
         self._door = ClaimDoor(kube)
         self._queue: WorkQueue[Key] | None = None
-        self._courses: dict[Key, _Course] = {}
+        self._courses: dict[Key, Course] = {}
         self._keys: dict[str, Key] = {}  # by the UIDs of claims in work or in release
         provisioning.on_change(self._machine_changed)
 
@@ -265,11 +200,11 @@ class Reserve:
             for uid in [uid for uid, held in self._keys.items() if held == key]:
                 del self._keys[uid]
 
-    def _course(self, key: Key, pod: Obj) -> _Course:
+    def _course(self, key: Key, pod: Obj) -> Course:
         course = self._courses.get(key)
         if course is None or course.pod_uid != uid_of(pod):
             self.forget(key)
-            course = self._courses[key] = _Course(pod_uid=uid_of(pod))
+            course = self._courses[key] = Course(pod_uid=uid_of(pod))
         return course
 
     def _machine_changed(self, uid: ClaimUid) -> None:
@@ -296,7 +231,7 @@ class Reserve:
                 log.info("pod is not the same any more", error=str(error))
                 return None
 
-    async def _step(self, key: Key, pod: Obj, course: _Course) -> Again | None:
+    async def _step(self, key: Key, pod: Obj, course: Course) -> Again | None:
         own = await self._hands.claims(key, pod)
         if course.claim is not None and all(uid_of(claim) != course.claim_uid for claim in own):
             own.append(course.claim)
@@ -309,7 +244,7 @@ class Reserve:
             return await self._serve(key, pod, course, staying[0])
         return await self._let_go(key, pod, course, own)
 
-    async def _serve(self, key: Key, pod: Obj, course: _Course, stored: Obj) -> Again | None:
+    async def _serve(self, key: Key, pod: Obj, course: Course, stored: Obj) -> Again | None:
         """From a claim to a machine in hand, and to the lifted gate."""
         if others := objects.other_gates(pod):
             await self.wait_for_gates(key, pod, others)
@@ -339,7 +274,7 @@ class Reserve:
         return await self._stand(key, pod, course, stored, spec)
 
     async def _rent(
-        self, key: Key, pod: Obj, course: _Course, stored: Obj, spec: ClaimSpec
+        self, key: Key, pod: Obj, course: Course, stored: Obj, spec: ClaimSpec
     ) -> tuple[Outcome, str | None]:
         """One call of ``ensure``; with what is wrong with the Pod, where nothing can be asked for it."""
         order: Order | None = None
@@ -367,7 +302,7 @@ class Reserve:
         return outcome, problem
 
     async def _judge(
-        self, key: Key, pod: Obj, course: _Course, spec: ClaimSpec, outcome: Outcome, problem: str | None
+        self, key: Key, pod: Obj, course: Course, spec: ClaimSpec, outcome: Outcome, problem: str | None
     ) -> Again | None:
         """What follows from an outcome that is no machine; None for one, or when nothing more is to do."""
         match outcome:
@@ -394,7 +329,7 @@ class Reserve:
             case _:
                 return None
 
-    async def _stand(self, key: Key, pod: Obj, course: _Course, stored: Obj, spec: ClaimSpec) -> Again | None:
+    async def _stand(self, key: Key, pod: Obj, course: Course, stored: Obj, spec: ClaimSpec) -> Again | None:
         """A machine is recorded: lift the gate if it is in hand, else wait for that, or give it up."""
         view = self._provisioning.view(spec.uid)
         match standing_of(view):
@@ -417,7 +352,7 @@ class Reserve:
                 await self._tell(key, pod, course, spec, ": waiting for the provider to show the machine")
                 return Again(self._settings.list_busy_s)
 
-    async def _place(self, key: Key, pod: Obj, course: _Course, stored: Obj, spec: ClaimSpec) -> Again | None:
+    async def _place(self, key: Key, pod: Obj, course: Course, stored: Obj, spec: ClaimSpec) -> Again | None:
         """The pool is read once more, live: what it says when the gate goes is what counts."""
         pool = await self._kube.find(paths.nodepool(spec.pool))
         objection = self._object(pod, NodeClaim.model_validate(stored), pool)
@@ -441,7 +376,7 @@ class Reserve:
         self,
         key: Key,
         pod: Obj,
-        course: _Course,
+        course: Course,
         spec: ClaimSpec,
         *,
         kind: str,
@@ -459,11 +394,11 @@ class Reserve:
             self._lose(course, spec, kind=kind, refused=refused)
         return await self._let_go(key, pod, course, [course.claim] if course.claim is not None else [])
 
-    def _lose(self, course: _Course, spec: ClaimSpec, *, kind: str, refused: bool) -> None:
+    def _lose(self, course: Course, spec: ClaimSpec, *, kind: str, refused: bool) -> None:
         ttl_s = self._pool(spec).spec.failover.blocklist_ttl.total_seconds() + self._jitter_s()
-        course.lost[spec.uid] = _Lost(claim=spec, kind=kind, until=self._clock() + ttl_s, refused=refused)
+        course.lost[spec.uid] = Lost(claim=spec, kind=kind, until=self._clock() + ttl_s, refused=refused)
 
-    async def _let_go(self, key: Key, pod: Obj, course: _Course, claims: Sequence[Obj]) -> Again | None:
+    async def _let_go(self, key: Key, pod: Obj, course: Course, claims: Sequence[Obj]) -> Again | None:
         """Have what the claims may hold ended, and ask for the next candidate once that is so."""
         waits: list[tuple[float, str]] = []
         for claim in claims:
@@ -483,6 +418,8 @@ class Reserve:
             release = await self._provisioning.release(spec, port=self._door, reason=reason)
             if self._is_off(release, spec):
                 course.free.add(uid)
+                if lost is not None and lost.refused and self._provisioning.view(spec.uid).ref is None:
+                    self._hands.give_back(claim)
                 log.info("next candidate may begin", claim=name, release=type(release).__name__)
             else:
                 waits.append((release.after_s, f"{_place(spec)}: {release.message}"))  # type: ignore[union-attr]
@@ -511,10 +448,28 @@ class Reserve:
 
     # --- small things ---------------------------------------------------------------------------
 
-    def _object(self, pod: Obj, claim: NodeClaim, pool: Obj | None) -> Objection | None:
-        return self._hands.object_to(pod, claim, pool, ClaimUid(claim.metadata.uid))
+    def _object(self, pod: Obj, claim: NodeClaim, stored: Obj | None) -> Objection | None:
+        """What the pool as it is now has against the claim, and against the machine that it may have."""
+        name = claim.spec.pool_ref or ""
+        if stored is None or leaving(stored):
+            state = "does not exist any more" if stored is None else "is being deleted"
+            return Objection(text=f"NodePool {name} {state}", lasting=True)
+        namespace = self._namespaces.get("", pod["metadata"]["namespace"])
+        try:
+            pool = NodePool.model_validate(stored)
+            labels = objects.labels_of(namespace) if namespace else None
+            request = request_of(pod, namespace_labels=labels)
+        except (ValidationError, InvalidRequest):
+            return None  # what was chosen while both could be read stays
+        places = self._ranking.places(
+            request, pool, blocks=(), usage=Usage(), history=History(), now=self._now()
+        )
+        view = self._provisioning.view(ClaimUid(claim.metadata.uid))
+        return objection_to(
+            claim, pool=pool, places=places, usd_per_hour=view.usd_per_hour, rented=view.ref is not None
+        )
 
-    async def _bind(self, course: _Course, stored: Obj) -> None:
+    async def _bind(self, course: Course, stored: Obj) -> None:
         """A machine is recorded: from now on people of the namespace see it, too."""
         if not course.bound:
             await self._hands.bind(NodeClaim.model_validate(stored))
@@ -533,7 +488,7 @@ class Reserve:
         asked_s = self._pool(spec).spec.failover.unknown_timeout.total_seconds()
         return max(asked_s, self._settings.unknown_timeout_floor_s)
 
-    def _queue_left_s(self, course: _Course, stored: Obj, spec: ClaimSpec) -> float:
+    def _queue_left_s(self, course: Course, stored: Obj, spec: ClaimSpec) -> float:
         """How long the provider may still leave the order in its queue: counted from the mark on the claim,
         which was made right before the order and outlives us."""
         if course.queued_since is None:
@@ -556,27 +511,27 @@ class Reserve:
         message = f"waiting for other scheduling gates to go first: {', '.join(others)}"
         await self._teller.say(key, pod, placed=False, reason="OtherGates", message=message)
 
-    async def _tell_if_slow(self, key: Key, pod: Obj, course: _Course, spec: ClaimSpec) -> None:
+    async def _tell_if_slow(self, key: Key, pod: Obj, course: Course, spec: ClaimSpec) -> None:
         await asyncio.sleep(self._quiet_left_s(course))
         try:
             await self._tell(key, pod, course, spec, "")
         except KubeError as error:
             log.info("not told", error=str(error))
 
-    async def _tell(self, key: Key, pod: Obj, course: _Course, spec: ClaimSpec, more: str) -> None:
+    async def _tell(self, key: Key, pod: Obj, course: Course, spec: ClaimSpec, more: str) -> None:
         if not self._quiet_left_s(course):
             about = f"{spec.uid}{more.partition(': ')[2].partition(':')[0]}"
             await self._say(key, pod, course, about=about, message=f"renting at {_place(spec)}{more}")
 
-    def _has_tried_long(self, course: _Course) -> bool:
+    def _has_tried_long(self, course: Course) -> bool:
         """Whether the Pod has heard nothing for long, although each candidate was decided in a moment."""
         since = max(course.trying_since or self._clock(), course.said_at)
         return self._clock() - since >= TRYING_S
 
-    def _quiet_left_s(self, course: _Course) -> float:
+    def _quiet_left_s(self, course: Course) -> float:
         return max(0.0, course.began + QUIET_S - self._clock())
 
-    async def _say(self, key: Key, pod: Obj, course: _Course, *, about: str, message: str) -> None:
+    async def _say(self, key: Key, pod: Obj, course: Course, *, about: str, message: str) -> None:
         """Say it unless the same thing was said in other words a moment ago."""
         if course.said_of == about and self._clock() - course.said_at < TEXT_S:
             return

@@ -138,6 +138,20 @@ async def test_a_refusal_costs_its_claims_create_mark_and_delete_and_the_next_ca
     assert [tuple(row) for row in blocked] == [(world.first, "moved", "capacity")]
 
 
+async def test_a_refused_candidate_takes_nothing_from_the_limits_of_the_pool_any_more(world: World):
+    """Its claim is still in release, because the cloud does not answer, when the next candidate begins."""
+    await world.make_pool()
+    await world.edit_pool(limits={"gpus": 1})
+    await world.sell_out(world.one)
+
+    async with world.leading():
+        lists = await world.one.pause(verb="list")
+        pod = await world.pod("limited")
+        await world.until_running(pod)
+        assert [leaving(claim) for claim in await world.claims_of(pod)] == [True, False]
+        await world.one.resume(lists)
+
+
 @pytest.mark.behaviour(55, 57)
 async def test_when_all_refuse_the_pod_stays_gated_and_says_so_and_capacity_that_returns_serves_it(
     world: World,
