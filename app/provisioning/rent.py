@@ -509,7 +509,13 @@ def _unfit(claim: ClaimSpec, answer: Accepted) -> Rejection | None:
     price = usd_per_hour(answer.meters)
     if claim.max_price is not None and price is not None and price > claim.max_price:
         message = f"rented at ${price}/h, at most ${claim.max_price}/h"
-        return Rejection(kind=RejectionKind.PRICE, message=message)
+        # The price that we were told is not true: tried again at once, we would buy and return for ever.
+        scope = BlockScope(
+            accelerator=claim.accelerator.key if claim.accelerator else "",
+            tier=claim.tier,
+            region=claim.region,
+        )
+        return Rejection(kind=RejectionKind.PRICE, message=message, scope=scope)
     return None
 
 

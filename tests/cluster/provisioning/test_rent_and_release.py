@@ -172,7 +172,8 @@ async def test_a_refusal_of_one_host_is_tried_again_without_it(bench: Bench):
         assert (await bench.row("select host from block")).host == "h-7"
 
 
-async def test_a_machine_dearer_than_the_ceiling_goes_back(bench: Bench):
+@pytest.mark.behaviour(66)
+async def test_a_machine_dearer_than_the_ceiling_goes_back_and_is_not_bought_again_at_once(bench: Bench):
     """The offer was within the ceiling, and the order was filled above it."""
     async with bench.running():
         claim = await bench.claim(maxPrice="4.50")
@@ -181,6 +182,8 @@ async def test_a_machine_dearer_than_the_ceiling_goes_back(bench: Bench):
         refused = await bench.refused(claim)
 
         assert refused.kind is RejectionKind.PRICE
+        block = await bench.row("select kind, tier, region, everything from block")
+        assert tuple(block) == ("price", "OnDemand", "r1", False)
         await bench.release(claim)
         assert await bench.cloud.alive() == []
         run = await bench.row("select * from run")
