@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hack.demo.endings import crash_loop, job, reclaim
+from hack.demo.reserving import reserve
 from hack.demo.stage import NAMESPACE, SAMPLES, Stage
 
 WORKLOAD = ("deployment/gpu-workload", "-n", NAMESPACE)
@@ -174,6 +175,7 @@ SCENES: dict[str, Callable[[Stage], None]] = {
     "main": main,
     "lowest-price": lowest_price,
     "limit": limit,
+    "reserve": reserve,
     "reclaim": reclaim,
     "job": job,
     "crash-loop": crash_loop,

@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = ROOT / "docs" / "samples"
 NAMESPACE = "nebula-demo"
 CLOUDS = ("modal", "aws")
-POOLS = ("gpu", "cheapest", "capped", "modal-only", "aws-only")
+POOLS = ("gpu", "cheapest", "capped", "patient", "modal-only", "aws-only")
 
 
 class Unmet(AssertionError):
