@@ -35,7 +35,7 @@ UNTIL_CALLED = 600.0  # seconds that no test lives
 async def until(condition: Callable[[], Awaitable[Any]]) -> Any:
     """What ``condition`` gives once it is true; fails if it never is."""
     async with asyncio.timeout(DEADLINE_S):
-        while not (held := await condition()):  # noqa: ASYNC110 (another process must be asked)
+        while not (held := await condition()):
             await asyncio.sleep(0.02)
         return held
 
