@@ -169,7 +169,7 @@ class Renter:
     async def _attempt(self, call: _Call, rows: Rows) -> Outcome:
         core, claim, life = self._core, call.claim, call.life
         if (why := call.account.provider.validate(call.workload)) is not None:
-            return self._refused(life, RejectionKind.UNSUPPORTED, why)
+            return await self._refuse_unsent(call, RejectionKind.UNSUPPORTED, why)
         offering = self._offering(claim)
         if offering is None:
             return self._wait(life, Why.RETRY, f"{claim.provider} does not offer this shape at the moment")
@@ -177,7 +177,7 @@ class Renter:
         if claim.max_price is not None and (price is None or price > claim.max_price):
             shown = "unknown" if price is None else f"${price}/h"
             message = f"price {shown}, at most ${claim.max_price}/h"
-            return self._refused(life, RejectionKind.PRICE, message)
+            return await self._refuse_unsent(call, RejectionKind.PRICE, message)
         number = rows.attempts[-1].number + 1 if rows.attempts else 1
         sequence = rows.next_sequence
         floor = max(core.inventory.highest_sequence, call.live.mark.sequence if call.live.mark else 0)
@@ -189,6 +189,7 @@ class Renter:
         )
         ceiling = claim.max_price if claim.max_price is not None else price
 
+        await call.account.budget.take(Urgency.RENT)  # before the intent: waiting must not use up its time
         began = core.clock()  # before the insert is sent: send_by is later than began + window for certain
         reach("intent.before")
         async with begin(core.engine) as conn:
@@ -239,7 +240,6 @@ class Renter:
     async def _may_send(self, call: _Call, attempt: Attempt, began: float) -> bool:
         """The fence, right before the send and after every wait."""
         core = self._core
-        await call.account.budget.take(Urgency.RENT)
         reach("fence.before")
         async with begin(core.engine) as conn:
             allowed = await rentals.fence(conn, call.claim.uid, number=attempt.number, epoch=call.epoch)
@@ -359,6 +359,14 @@ class Renter:
         core.inventory.settle(claim.key, claim.uid)
         return self._refused(call.life, answer.kind, answer.message)
 
+    async def _refuse_unsent(self, call: _Call, kind: RejectionKind, message: str) -> Refused:
+        """Refused by us, before anything is sent. It blocks this template alone, whose next Pod would else be
+        made, placed here and refused at once, for ever."""
+        answer = Rejection(kind=kind, message=message)
+        async with begin(self._core.engine) as conn:
+            await self._block(conn, call, answer, template=call.policy.template)
+        return self._refused(call.life, kind, message)
+
     async def _block(
         self, conn: AsyncConnection, call: _Call, answer: Rejection, *, template: str | None
     ) -> None:
@@ -426,6 +434,7 @@ class Renter:
         if replay_for_s is None or offering is None or row.identity is None:
             return None
         ceiling = row.ceiling_usd_per_hour
+        await call.account.budget.take(Urgency.RENT)
         began = core.clock()
         async with begin(core.engine) as conn:
             send_by = await rentals.replay(
