@@ -95,9 +95,9 @@ class Renter:
         async with life.renting:
             try:
                 return await self._ensure(life, workload, port, policy)
-            except StoreUnavailable as error:
-                if claim.instance is not None:  # rented before the store went: nothing to rent
-                    return Rented(ref=claim.instance)
+            except (
+                StoreUnavailable
+            ) as error:  # even for a machine on the claim's status: the rows may lack it
                 return self._wait(life, Why.NO_STORE, str(error))
             except ClaimUnreadable as error:
                 return self._wait(life, Why.NO_CLUSTER, str(error))
@@ -108,8 +108,6 @@ class Renter:
             return known
         epoch = core.epoch()
         if epoch is None:
-            if claim.instance is not None:
-                return Rented(ref=claim.instance)
             return self._wait(life, Why.NOT_LEADER, "not leading, or the epoch is not in the store yet")
         account = core.accounts.get(claim.key)
         if account is None:
@@ -128,6 +126,8 @@ class Renter:
             life=life, account=account, workload=workload, live=live, port=port, policy=policy, epoch=epoch
         )
         rows = await core.believe(claim, rows, live, epoch=epoch)
+        if claim.instance is not None and not await self._looked_at(account, claim.instance):
+            return self._wait(life, Why.RETRY, "the machine on the claim's status cannot be looked at")
         if found := core.inventory.of_claim(claim.uid):  # whatever attempt it is of, late ones included
             return await self._adopt(life, found[0], epoch)
         if rows.unsettled():
@@ -140,6 +140,8 @@ class Renter:
         if rows.attempts and rows.attempts[-1].outcome == "rejected":
             last = rows.attempts[-1]
             return self._refused(life, RejectionKind(last.rejection or "unsupported"), last.message or "")
+        if claim.instance is not None:
+            return await self._over(life, epoch)
         return await self._attempt(call, rows)
 
     def _live(self, life: Life, rows: Rows) -> Outcome:
@@ -155,6 +157,27 @@ class Renter:
         life.machine = known.machine if known else life.machine
         self._core.notify(claim.uid)
         return Rented(ref=life.ref)
+
+    async def _looked_at(self, account: Account, instance: Ref) -> bool:
+        """Ask for a machine that the claim's status names and the rows do not; False: no answer.
+
+        The inventory learns of what is shown, and believes nothing but its identity.
+        """
+        try:
+            await self._core.get(account, instance)
+        except ProviderError as error:
+            log.info("get failed", resource=instance.resource_id, error=str(error))
+            return False
+        return True
+
+    async def _over(self, life: Life, epoch: int) -> Outcome:
+        """The claim had its machine, as its status tells, and it is proven gone: no second one (rule 1)."""
+        async with begin(self._core.engine) as conn:
+            life.state = await rentals.begin_ending(
+                conn, life.claim.columns(), reason="machine gone", epoch=epoch
+            )
+        self._core.notify(life.claim.uid)
+        return Over() if life.state else self._wait(life, Why.NOT_LEADER, "another replica leads")
 
     async def _adopt(self, life: Life, known: Known, epoch: int) -> Outcome:
         await self._core.suspect(known.identity.sequence, f"machine {known.ref.resource_id}")
