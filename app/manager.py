@@ -231,8 +231,10 @@ class Replica:
             installation=installation,
             leadership=leadership,
             port=ClaimDoor(kube.room("provisioning")),
+            shown=lambda uid: claims.by_uid(uid) is not None,
             clock=boot_clock,
         )
+        claims.on_change(lambda _old, new: provisioning.note_mark(_marked(new)))
         mirror = Mirror(engine=engine, claims=claims, bindings=bindings)
         placement = Placement(
             kube=kube,
@@ -322,6 +324,12 @@ class Replica:
                 leadership.settle(epoch)
                 log.info("epoch settled", epoch=epoch)
                 return
+
+
+def _marked(claim: Obj | None) -> int:
+    """The sequence of a NodeClaim's mark; 0 without one."""
+    attempt = (claim or {}).get("status", {}).get("attempt") or {}
+    return int(attempt.get("sequence", 0))
 
 
 def _say_trouble(store: Store, trouble: str | None) -> None:

@@ -54,6 +54,9 @@ class Core:
     installation: str
     leadership: Leadership
     clock: Callable[[], float] = time.monotonic
+    # Whether a watch shows the claim: then it need not be asked for again and again.
+    shown: Callable[[ClaimUid], bool] = lambda _uid: False
+    highest_mark: int = 0
     lives: dict[ClaimUid, Life] = field(default_factory=dict)
     listeners: list[Callable[[ClaimUid], None]] = field(default_factory=list)
     facts: asyncio.Queue[dict[str, Any]] = field(default_factory=asyncio.Queue)

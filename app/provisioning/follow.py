@@ -240,11 +240,14 @@ class Follower:
 
     async def _keep(self) -> None:
         """Load what earlier leaders left, then release every rental whose claim a live GET says is gone."""
-        core = self._core
+        core, loaded = self._core, None
         while True:
             try:
-                if core.epoch() is not None:
-                    await self._load()
+                epoch = core.epoch()
+                if epoch is not None:
+                    if loaded != epoch:
+                        await self._load()
+                        loaded = epoch
                     for life in list(core.lives.values()):
                         if life.state in ("open", "live", "ending") and not life.releasing.locked():
                             await self._keep_one(life)
@@ -277,7 +280,7 @@ class Follower:
                 core.inventory.stir(claim.key, claim.uid)
 
     async def _keep_one(self, life: Life) -> None:
-        if await self._port.look(life.claim) is not None:
+        if self._core.shown(life.claim.uid) or await self._port.look(life.claim) is not None:
             return
         with structlog.contextvars.bound_contextvars(claim=life.claim.name):
             log.info("releasing a rental whose claim is gone")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 import structlog
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.inventory.accounts import Account
@@ -101,6 +102,8 @@ class Renter:
                 return self._wait(life, Why.NO_STORE, str(error))
             except ClaimUnreadable as error:
                 return self._wait(life, Why.NO_CLUSTER, str(error))
+            except IntegrityError as error:  # a constraint stood in the way of a race: nothing was written
+                return self._wait(life, Why.RETRY, str(error.orig))
 
     async def _ensure(self, life: Life, workload: Workload, port: ClaimPort, policy: Policy) -> Outcome:
         core, claim = self._core, life.claim
@@ -203,7 +206,8 @@ class Renter:
             return await self._refuse_unsent(call, RejectionKind.PRICE, message)
         number = rows.attempts[-1].number + 1 if rows.attempts else 1
         sequence = rows.next_sequence
-        floor = max(core.inventory.highest_sequence, call.live.mark.sequence if call.live.mark else 0)
+        marked = call.live.mark.sequence if call.live.mark else 0
+        floor = max(core.inventory.highest_sequence, core.highest_mark, marked)
         if sequence <= floor:
             async with begin(core.engine) as conn:
                 sequence = await rentals.sequence_above(conn, floor)

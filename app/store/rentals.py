@@ -201,7 +201,7 @@ _REBUILD = text("""
     select claim_uid, (select coalesce(max(number), 0) + 1 from provision_attempt a where a.claim_uid = :uid),
         :sequence, provider, account, region, tier, accelerator, :epoch, :send_by
     from rental where claim_uid = :uid
-    on conflict (sequence) do nothing
+    on conflict (claim_uid, sequence) do nothing
 """)
 
 

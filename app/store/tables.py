@@ -188,7 +188,14 @@ class ProvisionAttempt(Base):
             name="outcome",
         ),
         CheckConstraint("(outcome is null) = (settled_at is null)", name="settled_has_time"),
-        UniqueConstraint("sequence"),
+        # A row rebuilt from a mark may carry a number that this database, restored, has given out again.
+        Index(
+            "provision_attempt_sequence_idx",
+            "sequence",
+            unique=True,
+            postgresql_where=text("identity is not null"),
+        ),
+        UniqueConstraint("claim_uid", "sequence"),
         Index(
             "provision_attempt_one_unsettled_idx",
             "claim_uid",

@@ -465,8 +465,15 @@ def upgrade() -> None:
             ondelete="CASCADE",
         ),
         sa.PrimaryKeyConstraint("claim_uid", "number", name=op.f("provision_attempt_pkey")),
-        sa.UniqueConstraint("sequence", name=op.f("provision_attempt_sequence_key")),
+        sa.UniqueConstraint("claim_uid", "sequence", name=op.f("provision_attempt_claim_uid_sequence_key")),
         comment="Every intent to rent, written before it is sent. Written by provisioning/.",
+    )
+    op.create_index(
+        "provision_attempt_sequence_idx",
+        "provision_attempt",
+        ["sequence"],
+        unique=True,
+        postgresql_where=sa.text("identity is not null"),
     )
     op.create_index(
         "provision_attempt_one_unsettled_idx",

@@ -234,6 +234,23 @@ async def test_rows_lost_after_the_intent_are_made_good_from_the_mark(bench: Ben
         assert await bench.cloud.alive() == []
 
 
+async def test_after_a_restore_numbers_that_are_given_out_again_hide_no_attempt(bench: Bench):
+    """The marks of old claims carry numbers that the restored sequence gives to new ones."""
+    async with bench.running():
+        old = [await bench.claim() for _ in range(3)]
+        rented = [await bench.rented(claim) for claim in old]
+
+    await _restored_to_before_everything(bench)
+    async with bench.running():
+        new = [await bench.claim(region="r2") for _ in range(3)]
+        for claim in new:
+            await bench.rented(claim)
+        again = [await bench.rented(claim) for claim in old]
+
+        assert again == rented
+        assert len(await bench.cloud.machines()) == 6
+
+
 async def test_rows_lost_are_made_good_by_release_as_well(bench: Bench):
     async with bench.running():
         claim = await bench.claim()
