@@ -224,7 +224,8 @@ class Inventory:
                 await asyncio.sleep(left)
                 return
             try:
-                await asyncio.wait_for(wake.wait(), left)
+                async with asyncio.timeout(left):
+                    await wake.wait()  # never by wait_for: before 3.12 it loses a cancel that meets a wake
             except TimeoutError:
                 return
             wake.clear()
