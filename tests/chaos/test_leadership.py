@@ -9,7 +9,7 @@ from hack.controller import Controller
 from tests.chaos.world import CLOUD, QUICK, TOKENS, World
 
 # Long enough that what a stopped leader had under way still counts when the next one looks for it.
-PAUSED = QUICK | {"NEBULA_SETTLE_AFTER_S": "8"}
+PAUSED = QUICK | {"NEBULA_SETTLE_AFTER_S": "12"}
 
 
 async def test_a_leader_that_comes_without_a_database_ends_machines_and_rents_none(world: World):
@@ -62,6 +62,8 @@ async def test_a_leader_paused_in_the_middle_of_a_create_doubles_nothing(world: 
     (attempt,) = await world.rows("select outcome from provision_attempt")
     assert attempt["outcome"] is None  # no answer has reached it
     await world.until("the second leads", lambda: world.leads("second"))
+    lists = (await world.cloud.truth())["calls"]["list"]
+    await world.cloud.until(lambda truth: truth["calls"]["list"] > lists + 4, what="the second looks for it")
     await world.cloud.resume(held)
 
     await world.until_ready("only")
