@@ -50,7 +50,7 @@ async def _live_a_moment(world: World, rng: random.Random) -> None:
     """Some faults for the next calls, and a number of the cloud's calls later the moment is over."""
     for _ in range(2):
         await _add_fault(world, rng)
-    calls = sum((await world.cloud.truth())["calls"].values()) + rng.randint(3, 14)
+    calls = sum((await world.cloud.truth())["calls"].values()) + rng.randint(2, 9)
     await world.until(
         "the cloud is called", lambda: _called(world, calls), within_s=60
     )  # a moment in events, so that a slow machine dies at as many places
