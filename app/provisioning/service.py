@@ -85,9 +85,10 @@ class Provisioning:
         """Follow the machine that a claim's status names, where no row has told of it (no store yet)."""
         life = self._core.life(claim)
         if life.state is None and life.ref is None and claim.instance is not None:
-            life.ref = claim.instance
+            life.hint = claim.instance
             known = self.inventory.known(claim.instance)
-            life.machine = known.machine if known else None
+            if known is not None and known.identity.claim_uid == claim.uid:
+                life.machine = known.machine
 
     def note_mark(self, sequence: int) -> None:
         """A claim carries this mark: the next sequence numbers are above it, whatever the rows say."""

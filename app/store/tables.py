@@ -62,7 +62,7 @@ class Installation(Base):
     __tablename__ = "installation"
     __table_args__ = (
         CheckConstraint('"only"', name="one_row"),
-        {"comment": "One row: the installation's id and the epoch of its leader. Written by the manager."},
+        {"comment": "One row: our id and the leader's epoch, by the manager; the hold, by provisioning/."},
     )
 
     only: Mapped[bool] = mapped_column(

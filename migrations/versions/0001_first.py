@@ -162,7 +162,7 @@ def upgrade() -> None:
         sa.Column("created_at", TIME, server_default=sa.text("now()"), nullable=False),
         sa.CheckConstraint('"only"', name=op.f("installation_one_row_check")),
         sa.PrimaryKeyConstraint("only", name=op.f("installation_pkey")),
-        comment="One row: the installation's id and the epoch of its leader. Written by the manager.",
+        comment="One row: our id and the leader's epoch, by the manager; the hold, by provisioning/.",
     )
     op.create_table(
         "instance_seen",
