@@ -299,7 +299,7 @@ class Follower:
         there = {row.claim_uid for row in rows}
         for uid, life in core.lives.items():
             if uid not in there and life.state in ("open", "live", "ending"):
-                life.state, life.ref, life.recalled = None, None, False
+                life.state, life.ref, life.recalled, life.judged = None, None, False, False
         for row in rows:
             life = self._restore(row)
             if row.state != "live" or not row.running:

@@ -17,6 +17,7 @@ class Life:
     ref: Ref | None = None
     hint: Ref | None = None  # what the claim's status names; shown to people, and never acted on as it is
     recalled: bool = False
+    judged: bool = False  # its price was held against the claim's ceiling
     identity: str | None = None
     reserved: bool = True
     quoted: Accepted | None = None

@@ -173,6 +173,7 @@ class Renter:
         assert life.ref is not None
         dear = _dear(life.claim, price)
         if dear is None:
+            life.judged = True
             return Rented(ref=life.ref)
         async with begin(self._core.engine) as conn:
             return await self._send_back(conn, life, dear, policy, epoch)
@@ -383,7 +384,7 @@ class Renter:
         )
         if ours:
             life.ref, life.identity, life.quoted = answer.ref, attempt.identity, answer
-            life.reserved, life.rented_at = answer.reserved, core.clock()
+            life.reserved, life.rented_at, life.judged = answer.reserved, core.clock(), True
             core.notify(claim.uid)
             return sent_back or Rented(ref=answer.ref)
         if state == "live":
@@ -592,7 +593,7 @@ def _decided(life: Life) -> Outcome | None:
     """What memory alone can answer: the states that never go back."""
     if life.state in ("ending", "ended"):
         return Over()
-    if life.state == "live" and life.ref is not None:
+    if life.state == "live" and life.ref is not None and life.judged:
         return Rented(ref=life.ref)
     return None
 
