@@ -36,6 +36,7 @@ from app.placement.market import Adapters
 from app.provisioning.service import Provisioning
 from app.settings import Settings
 from app.store.engine import StoreUnavailable, begin, engine_of
+from app.store.installation import get as installation_of
 from app.store.installation import get_or_create, next_epoch, set_epoch_at_least
 from app.store.migrate import SchemaTooNew, migrate
 from app.telemetry.health import Health
@@ -49,6 +50,7 @@ from catalog.stock import Stock
 log = structlog.get_logger()
 
 INSTALLATION_SECRET = "nebula-installation"
+START_GRACE_S = 10.0  # how long placement waits, at the start of a term, for clouds that are slow to answer
 _OPTED_IN = f"{keys.ENABLED_LABEL}={keys.ENABLED}"
 _OUR_NODES = f"{keys.MANAGED_BY_LABEL}={keys.MANAGED_BY}"
 
@@ -78,6 +80,10 @@ class TermLeadership:
 
     def settle(self, epoch: int) -> None:
         self._settled = epoch
+
+    def unsettle(self) -> None:
+        """The store lost it: nothing is rented until both sides carry one again."""
+        self._settled = None
 
 
 class Replica:
@@ -269,8 +275,10 @@ class Replica:
             installation=installation,
             leadership=leadership,
             port=ClaimDoor(kube.room("provisioning")),
+            shown=lambda uid: claims.by_uid(uid) is not None,
             clock=boot_clock,
         )
+        claims.on_change(lambda _old, new: provisioning.note_mark(_marked(new)))
         mirror = Mirror(engine=engine, claims=claims, bindings=bindings)
         placement = Placement(
             kube=kube,
@@ -321,11 +329,60 @@ class Replica:
             duties.create_task(Upkeep(engine).run(), name="upkeep")
             duties.create_task(vnodes.run(), name="vnode")
             duties.create_task(claim_keeper.run(), name="claims")
-            duties.create_task(placement.run(), name="placement")
+            duties.create_task(self._place(placement, accounts, offerings, nodes), name="placement")
+
+    async def _place(
+        self, placement: Placement, accounts: Accounts, offerings: Offerings, nodes: Cache
+    ) -> None:
+        """Begin to place once the clouds that answer are known with their offers and nodes.
+
+        Else the first Pods of a term would go to whichever cloud answered first, not to the one that their
+        pool names first.
+        """
+
+        def known() -> bool:
+            return all(
+                bool((offers := offerings.get(*account.key)) and offers.offerings)
+                and _is_ready(nodes.get("", keys.node_name(*account.key)))
+                for account in accounts
+            )
+
+        changed = asyncio.Event()
+        offerings.on_change(lambda _: changed.set())
+        nodes.on_change(lambda _old, _new: changed.set())
+        with suppress(TimeoutError):
+            async with asyncio.timeout(START_GRACE_S):
+                await accounts.tried()
+                while not known():
+                    changed.clear()
+                    await changed.wait()
+        await placement.run()
 
     async def _settle_epoch(self, term: Term, leadership: TermLeadership, engine: AsyncEngine) -> None:
-        """Write one epoch, above every earlier one, to the Lease and to the store; then renting may begin."""
-        await self._store.migrated.wait()
+        """Write one epoch, above every earlier one, to the Lease and to the store; then renting may begin.
+
+        The store may lose it later (it was restored, or a former leader wrote late): then it is done again.
+        """
+        while True:
+            await self._store.migrated.wait()
+            await self._settle_once(term, leadership, engine)
+            while True:
+                await asyncio.sleep(self._settings.list_rest_s)
+                if not await self._has_epoch(engine, leadership.epoch):
+                    break
+            log.warning("the store carries another epoch than ours", ours=leadership.epoch)
+            leadership.unsettle()
+
+    async def _has_epoch(self, engine: AsyncEngine, epoch: int | None) -> bool:
+        """Whether the store still carries the epoch; a store that is away is believed until it is back."""
+        try:
+            async with begin(engine) as conn:
+                found = await installation_of(conn)
+        except StoreUnavailable:
+            return True
+        return found is not None and found.epoch == epoch
+
+    async def _settle_once(self, term: Term, leadership: TermLeadership, engine: AsyncEngine) -> None:
         wait_s = self._settings.backoff_base_s
         epoch: int | None = None
         while True:
@@ -343,11 +400,22 @@ class Replica:
                 await asyncio.sleep(wait_s)
                 wait_s = min(self._settings.backoff_max_s, wait_s * 2)
             except TermOver:
-                return
+                await asyncio.Event().wait()  # the duties are about to be cancelled
             else:
                 leadership.settle(epoch)
                 log.info("epoch settled", epoch=epoch)
                 return
+
+
+def _is_ready(node: Obj | None) -> bool:
+    conditions = (node or {}).get("status", {}).get("conditions") or ()
+    return any(item["type"] == "Ready" and item["status"] == "True" for item in conditions)
+
+
+def _marked(claim: Obj | None) -> int:
+    """The sequence of a NodeClaim's mark; 0 without one."""
+    attempt = (claim or {}).get("status", {}).get("attempt") or {}
+    return int(attempt.get("sequence", 0))
 
 
 def _say_trouble(store: Store, trouble: str | None) -> None:

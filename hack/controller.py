@@ -76,7 +76,8 @@ class Controller:
         """
         env = self._env | options | ({"NEBULA_DIE_AT": die_at} if die_at else {})
         argv = [sys.executable, "-m", "app.cli", "run"]
-        self._process = processes.spawn(argv, log=self.log, env=env, death_signal=signal.SIGTERM)
+        # Our end is SIGKILL for it: one that stands still (`pause`) would heed nothing less.
+        self._process = processes.spawn(argv, log=self.log, env=env)
         if wait:
             self.await_ready()
 

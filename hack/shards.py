@@ -1,11 +1,16 @@
 """``python -m hack.shards``: the tests in shards, one folder each, and how long each took.
 
-A shard is a process of its own: what one session leaves in memory or starts cannot help or hurt the next. All
-shards run even when one fails; the exit code is 1 if any did. Arguments after ``--`` go to pytest.
+A shard is a process of its own: what one session leaves in memory or starts cannot help or hurt the next. Two
+run at a time, since most of a shard is waiting; ``JOBS=1`` runs them one by one. What a shard prints appears
+when it ends. All shards run even when one fails; the exit code is 1 if any did. Arguments after ``--`` go to
+pytest.
 """
 
+import os
+import queue
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +18,12 @@ from pathlib import Path
 import click
 
 ROOT = Path(__file__).resolve().parent.parent
-FAST = ("unit", "store", "hack", "cluster", "providers")
-SLOW = (*FAST, "chaos", "chart")
+FAST = ("cluster", "hack", "store", "providers", "unit")
+SLOW = ("chaos", *FAST, "chart")
+SPLIT = frozenset({"cluster"})  # each of its folders is a shard
 
 _NOTHING_COLLECTED = 5  # pytest's exit code for a selection without tests
+_BEAT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,32 +33,80 @@ class Outcome:
     shard: str
     verdict: str
     took_s: float
+    said: str
+
+
+def shards(names: tuple[str, ...]) -> list[str]:
+    """The folders below ``tests/`` that are there, the long ones first."""
+    found = []
+    for name in names:
+        folder = ROOT / "tests" / name
+        if name in SPLIT and folder.is_dir():
+            inner = sorted(path for path in folder.iterdir() if any(path.glob("test_*.py")))
+            found += [f"{name}/{path.name}" for path in sorted(inner, key=_size, reverse=True)]
+        elif folder.is_dir():
+            found.append(name)
+    return found
 
 
 @click.command(help=__doc__)
 @click.option("--slow", is_flag=True, help="Run the tests marked slow, and only those.")
 @click.argument("pytest_args", nargs=-1)
 def main(slow: bool, pytest_args: tuple[str, ...]) -> None:
-    shards = [shard for shard in (SLOW if slow else FAST) if (ROOT / "tests" / shard).is_dir()]
-    outcomes = []
-    for shard in shards:
-        click.echo(f"--- {shard}")
-        outcome = _run(shard, marker="slow" if slow else "not slow", args=pytest_args)
-        click.echo(f"--- {shard}: {outcome.verdict} in {outcome.took_s:.0f} s\n")
+    began_s = time.monotonic()
+    waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
+    wanted = shards(SLOW if slow else FAST)
+    for shard in wanted:
+        waiting.put(shard)
+    done: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+    marker = "slow" if slow else "not slow"
+
+    def work() -> None:
+        while not waiting.empty():
+            try:
+                shard = waiting.get_nowait()
+            except queue.Empty:
+                return
+            done.put(_run(shard, marker=marker, args=pytest_args))
+
+    jobs = max(1, int(os.environ.get("JOBS") or 2))
+    for _ in range(jobs):
+        threading.Thread(target=work, daemon=True).start()
+    outcomes: list[Outcome] = []
+    while len(outcomes) < len(wanted):
+        try:
+            outcome = done.get(timeout=_BEAT_S)
+        except queue.Empty:
+            click.echo(f"… {len(outcomes)} of {len(wanted)} shards after {time.monotonic() - began_s:.0f} s")
+            continue
         outcomes.append(outcome)
+        click.echo(f"--- {outcome.shard}\n{outcome.said.rstrip()}")
+        click.echo(f"--- {outcome.shard}: {outcome.verdict} in {outcome.took_s:.0f} s\n")
     width = max((len(outcome.shard) for outcome in outcomes), default=0)
     for outcome in outcomes:
         click.echo(f"{outcome.shard:<{width}}  {outcome.took_s:5.0f} s  {outcome.verdict}")
-    click.echo(f"{'all':<{width}}  {sum(outcome.took_s for outcome in outcomes):5.0f} s")
+    click.echo(f"{'all':<{width}}  {time.monotonic() - began_s:5.0f} s")
     sys.exit(any(outcome.verdict == "FAILED" for outcome in outcomes))
 
 
 def _run(shard: str, *, marker: str, args: tuple[str, ...]) -> Outcome:
     began_s = time.monotonic()
-    argv = [sys.executable, "-m", "pytest", f"tests/{shard}", "-q", "-m", marker, "--durations=5", *args]
-    code = subprocess.run(argv, cwd=ROOT, check=False).returncode
-    verdict = {0: "ok", _NOTHING_COLLECTED: "no tests"}.get(code, "FAILED")
-    return Outcome(shard, verdict, time.monotonic() - began_s)
+    argv = [sys.executable, "-m", "pytest", f"tests/{shard}", "-q", "-m", marker, "--durations=3", *args]
+    ran = subprocess.run(
+        argv,
+        cwd=ROOT,
+        check=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    verdict = {0: "ok", _NOTHING_COLLECTED: "no tests"}.get(ran.returncode, "FAILED")
+    return Outcome(shard, verdict, time.monotonic() - began_s, ran.stdout)
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.glob("test_*.py"))
 
 
 if __name__ == "__main__":

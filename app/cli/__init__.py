@@ -8,6 +8,7 @@ import click
 _COMMANDS = {
     "run": ("run", "command", "Run one replica of the controller."),
     "migrate": ("migrate", "command", "Bring the database to this version's schema."),
+    "hold": ("hold", "group", "Show, and confirm, what holds the sweeps."),
     "blocks": ("blocks", "group", "Show and clear what placement avoids."),
     "simulate": ("simulate", "command", "Run a simulated cloud on 127.0.0.1."),
 }

@@ -57,6 +57,13 @@ class Accounts:
     installation: str
     _open: dict[tuple[str, str], Account] = field(default_factory=dict)
     _listeners: list[Callable[[Account], None]] = field(default_factory=list)
+    _untried: set[tuple[str, str]] = field(init=False)
+    _tried: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self._untried = {entry.key for entry in self.settings.providers}
+        if not self._untried:
+            self._tried.set()
 
     def names(self) -> frozenset[str]:
         """The configured provider names, open or not."""
@@ -70,6 +77,10 @@ class Accounts:
 
     def __iter__(self) -> Iterator[Account]:
         return iter(self._open.values())
+
+    async def tried(self) -> None:
+        """Return once each configured account was opened, or has failed to open, once."""
+        await self._tried.wait()
 
     def on_open(self, listener: Callable[[Account], None]) -> None:
         """Call ``listener`` for each account, those open already included."""
@@ -112,6 +123,7 @@ class Accounts:
                 log.warning(
                     "account not usable yet", provider=entry.name, account=entry.account, error=str(error)
                 )
+                self._note_tried(entry)
                 await asyncio.sleep(wait_s)
                 wait_s = min(self.settings.backoff_max_s, wait_s * 2)
             else:
@@ -121,6 +133,12 @@ class Accounts:
                 )
                 for listener in self._listeners:
                     listener(account)
+                self._note_tried(entry)
+
+    def _note_tried(self, entry: ProviderEntry) -> None:
+        self._untried.discard(entry.key)
+        if not self._untried:
+            self._tried.set()
 
     async def _open_one(self, entry: ProviderEntry, factory: ProviderFactory) -> Account:
         config = ProviderConfig(

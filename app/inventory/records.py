@@ -8,6 +8,7 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 
 import structlog
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from app.inventory.identity import parse
@@ -59,6 +60,8 @@ class Recorder:
             except StoreUnavailable as error:
                 log.info("rounds not written yet", error=str(error)[:256])
                 self._due.set()
+            except DBAPIError as error:  # a record only: what cannot be written is left out, and said
+                log.error("machines seen were refused", error=str(error.orig)[:256])
             await asyncio.sleep(EVERY_S)
 
     async def _flush(self) -> None:
@@ -98,17 +101,22 @@ def _seen(machine: Machine, judged: Judged, installation: str) -> seen.Seen:
         region=machine.ref.region,
         state=machine.state.value,
         account_id=judged.account_id,
-        identity=machine.identity,
+        identity=_clean(machine.identity),
         claim_uid=ours.claim_uid if ours else None,
         attempt=ours.attempt if ours else None,
         sequence=ours.sequence if ours else None,
         end_reason=machine.end.reason.value if machine.end else None,
         exit_code=machine.end.exit_code if machine.end else None,
-        endpoint=machine.endpoint,
-        host=machine.host,
+        endpoint=_clean(machine.endpoint),
+        host=_clean(machine.host),
         usd_per_hour=usd_per_hour(machine.meters),
         provider_created_at=machine.created_at,
     )
+
+
+def _clean(text: str | None) -> str | None:
+    """Without NUL, which Postgres has no place for: a stranger's machine may be named anything."""
+    return text.replace("\0", "") if text else text
 
 
 def _round(judged: Judged, now: datetime, here: float) -> rounds.Round:

@@ -70,7 +70,7 @@ class Judged:
 @dataclass(slots=True)
 class _PlaceState:
     complete: deque[float] = field(default_factory=lambda: deque(maxlen=2))
-    ours: set[ResourceId] = field(default_factory=set)
+    ours: dict[ResourceId, Ref] = field(default_factory=dict)
     unknown: str | None = None
 
 
@@ -163,6 +163,12 @@ class Inventory:
         """Nothing is expected to change for this claim any more."""
         self._busy.get(key, set()).discard(uid)
 
+    def expect(self, place: Place, refs: Iterable[Ref]) -> None:
+        """What earlier processes saw in the place: a first list without it is a shrink to be explained."""
+        state = self._places.setdefault(place, _PlaceState())
+        if not state.complete:
+            state.ours = {ref.resource_id: ref for ref in refs}
+
     def expect_end(self, ref: Ref) -> None:
         """A terminate was accepted: this machine's absence will need no explanation."""
         self._ending.add(_key(ref))
@@ -223,7 +229,8 @@ class Inventory:
                 await asyncio.sleep(left)
                 return
             try:
-                await asyncio.wait_for(wake.wait(), left)
+                async with asyncio.timeout(left):
+                    await wake.wait()  # never by wait_for: before 3.12 it loses a cancel that meets a wake
             except TimeoutError:
                 return
             wake.clear()
@@ -254,7 +261,7 @@ class Inventory:
         if self._wrong_account(account, one) and self._recorded_account(account.key) is not None:
             ours = []  # another account's answer shows nothing of ours, whatever it looks like
         state = self._places.setdefault(place, _PlaceState())
-        shown = {machine.ref.resource_id for machine, _ in ours if machine.exists}
+        shown = {machine.ref.resource_id: machine.ref for machine, _ in ours if machine.exists}
         if unknown is None:
             unknown = await self._unexplained_shrink(account, state, shown)
         for machine, identity in ours:
@@ -291,26 +298,25 @@ class Inventory:
         return None
 
     async def _unexplained_shrink(
-        self, account: Account, state: _PlaceState, shown: set[ResourceId]
+        self, account: Account, state: _PlaceState, shown: dict[ResourceId, Ref]
     ) -> str | None:
         vanished = []
-        for resource_id in state.ours - shown:
-            key = (account.name, account.account, resource_id)
-            known = self._known.get(key)
-            if known is None or key in self._ending or known.machine.end is not None:
-                continue
-            vanished.append(known)
+        for resource_id, ref in state.ours.items():
+            known = self._known.get(_key(ref))
+            ended = known is not None and known.machine.end is not None
+            if resource_id not in shown and _key(ref) not in self._ending and not ended:
+                vanished.append(ref)
         if len(vanished) <= SHRINK * len(state.ours):
             return None
-        for known in vanished[:PROBES]:
+        for ref in vanished[:PROBES]:
             await account.budget.take(Urgency.LIST)
             try:
                 async with asyncio.timeout(account.call_timeout_s):
-                    machine = await account.provider.get(known.ref)
+                    machine = await account.provider.get(ref)
             except (ProviderError, TimeoutError) as error:
                 return f"{len(vanished)} of {len(state.ours)} machines missing, and a probe failed: {error}"
             if machine is not None and machine.exists:
-                return f"{len(vanished)} of {len(state.ours)} missing, but {known.ref.resource_id} is there"
+                return f"{len(vanished)} of {len(state.ours)} missing, but {ref.resource_id} is there"
         return None
 
     def _remember(self, machine: Machine, identity: Identity, place: Place, at: float) -> None:

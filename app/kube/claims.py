@@ -6,6 +6,8 @@ A claim is parsed in one place, here, so that no room reads what is rented or de
 from datetime import datetime
 from typing import Any
 
+from pydantic import ValidationError
+
 from app.api.keys import DEFAULT_ACCOUNT
 from app.api.nodeclaim import NodeClaim
 from app.api.reasons import ClaimPhase
@@ -57,9 +59,17 @@ def claim_spec(obj: Obj) -> ClaimSpec:
             options=dict(spec.provider_options),
             instance=instance,
         )
+    except ValidationError as error:  # without the values: somebody may have put a secret there
+        faults = [
+            f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors(include_input=False)
+        ]
+        raise UnreadableClaim(f"NodeClaim {_name(obj)}: {'; '.join(faults)}") from None
     except ValueError as error:
-        name = obj.get("metadata", {}).get("name", "?")
-        raise UnreadableClaim(f"NodeClaim {name}: {error}") from error
+        raise UnreadableClaim(f"NodeClaim {_name(obj)}: {error}") from error
+
+
+def _name(obj: Obj) -> str:
+    return str(obj.get("metadata", {}).get("name", "?"))
 
 
 def parse_accelerator(text: str | None) -> Accelerator | None:

@@ -170,7 +170,10 @@ class Mirror:
     async def _something_to_do(self) -> None:
         if not any(kind.waits for kind in self._kinds):
             try:
-                await asyncio.wait_for(self._wake.wait(), timeout=self._rewrite_s * random.uniform(0.9, 1.0))
+                async with asyncio.timeout(self._rewrite_s * random.uniform(0.9, 1.0)):
+                    await (
+                        self._wake.wait()
+                    )  # never by wait_for: before 3.12 it loses a cancel that meets a wake
             except TimeoutError:
                 for kind in self._kinds:
                     kind.rewrite = True

@@ -221,8 +221,6 @@ class Desk:
     def _check(self, found: installation.Installation | None) -> None:
         if found is None:
             raise MayNotPlace("the database has no installation yet")
-        if found.hold is not None:
-            raise MayNotPlace(f"a person must confirm first: {found.hold.reason}")
         if found.epoch != self._term.epoch:
             raise MayNotPlace("the database does not know this leader yet")
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 import structlog
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from app.inventory.accounts import Account, Accounts
 from app.inventory.budget import Urgency
@@ -21,7 +21,7 @@ from app.inventory.rounds import AccountKey, Inventory, Known, Place
 from app.provisioning.lives import Life
 from app.provisioning.model import ClaimSpec, Leadership, LiveClaim
 from app.settings import Settings
-from app.store import rentals
+from app.store import rentals, seen
 from app.store.engine import begin
 from app.store.installation import hold
 from app.store.rentals import Rows, RunFacts
@@ -33,6 +33,7 @@ from providers.base import (
     Offering,
     ProviderError,
     Ref,
+    ResourceId,
     Terminated,
     Throttled,
     Workload,
@@ -54,12 +55,15 @@ class Core:
     installation: str
     leadership: Leadership
     clock: Callable[[], float] = time.monotonic
+    # Whether a watch shows the claim: then it need not be asked for again and again.
+    shown: Callable[[ClaimUid], bool] = lambda _uid: False
+    highest_mark: int = 0
     lives: dict[ClaimUid, Life] = field(default_factory=dict)
     listeners: list[Callable[[ClaimUid], None]] = field(default_factory=list)
     facts: asyncio.Queue[dict[str, Any]] = field(default_factory=asyncio.Queue)
-    recorded_sequence: int = 0
-    # The cloud's own id of the account that open runs are in; None until the store has told.
-    recorded_accounts: dict[AccountKey, str] | None = None
+    written: set[tuple[ClaimUid, int]] = field(default_factory=set)  # attempts that are known to have a row
+    # The cloud's own ids of the accounts that open runs are in; None until the store has told.
+    recorded_accounts: dict[AccountKey, frozenset[str]] | None = None
 
     def life(self, claim: ClaimSpec) -> Life:
         """What is known of the claim; the newest spec wins, since only its status part can differ."""
@@ -104,20 +108,19 @@ class Core:
         lost = live.mark is not None and all(attempt.sequence != marked for attempt in rows.attempts)
         if not unsent and not lost:
             return rows
-        if lost:
-            await self.suspect(marked, f"claim {claim.name}")
         async with begin(self.engine) as conn:
             for attempt in unsent:
                 await rentals.settle(conn, claim.uid, number=attempt.number, outcome="unsent", epoch=epoch)
             if lost and live.mark is not None:
+                await self._hold(conn, marked, f"claim {claim.name}")
                 await rentals.open_rental(conn, claim.columns(), epoch=epoch)
                 await rentals.rebuild_attempt(
                     conn, claim.uid, sequence=marked, send_by=live.mark.send_by, epoch=epoch
                 )
         return await self.load(claim)
 
-    async def adopt(self, life: Life, known: Known, *, epoch: int) -> str | None:
-        """Record a machine that a round has shown; the rental's state after it."""
+    async def adopt(self, life: Life, known: Known, *, epoch: int) -> bool:
+        """Record a machine that a round or a get has shown. True: it is the rental's own one."""
         claim, machine = life.claim, known.machine
         facts = RunFacts(
             attempt=known.identity.attempt,
@@ -135,6 +138,7 @@ class Core:
         if main == machine.ref.resource_id:
             life.ref, life.machine, life.identity = machine.ref, machine, machine.identity
         life.state = state
+        self.note_account(claim.key, facts.account_id)
         log.info(
             "machine found",
             resource=machine.ref.resource_id,
@@ -142,11 +146,61 @@ class Core:
             extra=main != machine.ref.resource_id,
         )
         self.notify(claim.uid)
-        return state
+        return main == machine.ref.resource_id
 
     def recorded_account(self, key: AccountKey) -> str | None:
-        """For the inventory: the account that an answer must come from; "" when nothing is recorded."""
-        return None if self.recorded_accounts is None else self.recorded_accounts.get(key, "")
+        """For the inventory: the account that an answer must come from; "" when nothing is recorded.
+
+        Machines in two accounts under one name are an error of configuration: no answer is right then.
+        """
+        if self.recorded_accounts is None:
+            return None
+        ids = self.recorded_accounts.get(key, frozenset())
+        return next(iter(ids), "") if len(ids) < 2 else f"one of {', '.join(sorted(ids))}"
+
+    def wrong_account(self, account: Account) -> str | None:
+        """Why nothing may be rented or concluded with this credential; None if our machines are there."""
+        recorded = self.recorded_account(account.key)
+        if not recorded or recorded == account.account_id:
+            return None
+        return (
+            f"{account.name}'s credential is for account {account.account_id}, our machines are in {recorded}"
+        )
+
+    def note_account(self, key: AccountKey, account_id: str | None) -> None:
+        """A machine was recorded in this account of the cloud."""
+        if self.recorded_accounts is not None and account_id:
+            self.recorded_accounts[key] = self.recorded_accounts.get(key, frozenset()) | {account_id}
+
+    def machines(self, life: Life) -> list[Known]:
+        """What rounds have shown for the claim under its own provider and account, oldest first."""
+        return [known for known in self.inventory.of_claim(life.claim.uid) if life.is_own(known.ref)]
+
+    async def recall(self, life: Life, account: Account) -> bool:
+        """Get, by id, what rounds of earlier processes have shown for the claim. False: not all was answered.
+
+        A machine that any round has shown is found, and only a get says that it is gone (rule 7).
+        """
+        if life.recalled:
+            return True
+        async with begin(self.engine) as conn:
+            rows = await seen.of_claim(conn, life.claim.uid)
+        for row in rows:
+            ref = Ref(
+                provider=row.provider,
+                account=row.account,
+                region=row.region,
+                resource_id=ResourceId(row.resource_id),
+            )
+            if not life.is_own(ref) or self.inventory.known(ref) is not None:
+                continue
+            try:
+                await self.get(account, ref)
+            except ProviderError as error:
+                log.info("get failed", resource=ref.resource_id, error=str(error))
+                return False
+        life.recalled = True
+        return True
 
     def account_id(self, claim: ClaimSpec) -> str | None:
         account = self.accounts.get(claim.key)
@@ -192,16 +246,18 @@ class Core:
             self.inventory.learn(machine)
         return machine if machine is not None and machine.exists else None
 
-    async def suspect(self, sequence: int, why: str) -> None:
-        """Hold every sweep if the rows do not reach up to a sequence number that exists outside."""
-        if sequence <= self.recorded_sequence:
+    async def verify(self, uid: ClaimUid, sequence: int, *, shown_by: str) -> None:
+        """Hold every sweep if an attempt that exists outside has no row: the store has lost rows."""
+        if (uid, sequence) in self.written:
             return
         async with begin(self.engine) as conn:
-            self.recorded_sequence = await rentals.highest_sequence(conn)
-            if sequence > self.recorded_sequence:
-                await hold(conn, f"{why} carries attempt {sequence}, our highest is {self.recorded_sequence}")
-                log.error("the store has lost rows: sweeps are held", sequence=sequence, seen=why)
-                self.recorded_sequence = sequence  # said once
+            if not await rentals.has_attempt(conn, uid, sequence=sequence):
+                await self._hold(conn, sequence, shown_by)
+        self.written.add((uid, sequence))  # said once
+
+    async def _hold(self, conn: AsyncConnection, sequence: int, shown_by: str) -> None:
+        await hold(conn, f"{shown_by} carries attempt {sequence}, which has no row")
+        log.error("the store has lost rows: sweeps are held", sequence=sequence, shown_by=shown_by)
 
 
 def meters_json(meters: tuple[Meter, ...]) -> list[dict[str, str | None]]:

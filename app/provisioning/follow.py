@@ -8,19 +8,23 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import structlog
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.inventory.accounts import Account
-from app.inventory.rounds import Judged, Known
+from app.inventory.rounds import Judged, Known, Place
 from app.provisioning.core import Core
 from app.provisioning.lives import Life, claim_from_columns
 from app.provisioning.model import ClaimPort, ClaimSpec, ClaimUnreadable, Release, Released
-from app.store import rentals
+from app.store import rentals, seen
 from app.store.engine import StoreUnavailable, begin
 from app.store.installation import held
-from providers.base import ClaimUid, Machine, MachineState, ProviderError, Ref, Tier
+from app.store.rentals import Recorded
+from providers.base import ClaimUid, Machine, MachineState, ProviderError, Ref, ResourceId, Tier
 
 log = structlog.get_logger()
 FACTS_EVERY_S = 0.05
+KEEPERS = 16
 LATE_REASON = "machine without a claim"
 
 
@@ -42,7 +46,7 @@ class Follower:
             known = core.inventory.of_claim(uid)
             for machine in known:
                 self._note(machine.machine, life)
-            if life is None or life.state != "live" or any(machine.ref != life.ref for machine in known):
+            if life is None or life.state != "live" or not all(life.is_main(each.ref) for each in known):
                 self._queue(uid)
             if life is not None:
                 self._project(life)
@@ -57,10 +61,9 @@ class Follower:
 
     def _project(self, life: Life) -> None:
         """Show the newest sight of the recorded machine; tell only of differences."""
-        if life.ref is None:
-            return
-        known = self._core.inventory.known(life.ref)
-        if known is None or known.machine == life.machine:
+        ref = life.ref or life.hint
+        known = self._core.inventory.known(ref) if ref is not None else None
+        if known is None or known.machine == life.machine or known.identity.claim_uid != life.claim.uid:
             return
         life.machine = known.machine
         if known.machine.state is not MachineState.QUEUED:
@@ -113,45 +116,59 @@ class Follower:
             return
         known = core.inventory.of_claim(uid)
         for machine in known:
-            await core.suspect(machine.identity.sequence, f"machine {machine.ref.resource_id}")
+            await core.verify(uid, machine.identity.sequence, shown_by=f"machine {machine.ref.resource_id}")
         life = core.lives.get(uid)
-        if life is None or life.state is None:
-            await self._stranger(uid, known, epoch)
-        elif life.state == "open":
+        if life is None or life.state is None or (life.state == "live" and life.ref is None):
+            life = await self._met(uid)
+        if life is None:
+            await self._stranger(uid, known)
+            return
+        known = self._own(life, known)
+        if life.state == "open":
             if known and not life.renting.locked():
                 async with life.renting:
                     if life.state == "open":
                         await core.adopt(life, known[0], epoch=epoch)
         elif life.state == "live":
             for machine in known:
-                if machine.ref != life.ref:
+                if not life.is_main(machine.ref):
                     await self._end_extra(life, machine, epoch)
             await self._check_gone(life)
         elif life.state == "ended":
             for machine in known:
                 await self._end_extra(life, machine, epoch)
 
-    async def _stranger(self, uid: ClaimUid, known: list[Known], epoch: int) -> None:
-        """Machines of a claim this process has not met: forgotten by the rows, or met by nobody yet."""
+    def _own(self, life: Life, known: list[Known]) -> list[Known]:
+        """Those under the claim's own provider and account.
+
+        The same machine elsewhere is a finding, no extra: two names may be one account of a cloud.
+        """
+        for machine in known:
+            if not life.is_own(machine.ref):
+                log.error(
+                    "a machine is shown under another account than its claim's",
+                    resource=machine.ref.resource_id,
+                    shown=f"{machine.ref.provider}/{machine.ref.account}",
+                    claim=life.claim.name,
+                )
+        return [machine for machine in known if life.is_own(machine.ref)]
+
+    async def _met(self, uid: ClaimUid) -> Life | None:
+        """What the rows know of a claim that this process has not met; None if they do not know it."""
+        async with begin(self._core.engine) as conn:
+            rows = await rentals.recorded(conn, uid=uid)
+        return self._restore(rows[0]) if rows else None
+
+    async def _stranger(self, uid: ClaimUid, known: list[Known]) -> None:
+        """Machines of a claim that no row knows."""
         core = self._core
-        async with begin(core.engine) as conn:
-            state = (await rentals.states(conn, [uid])).get(uid)
-            sweeps_held = await held(conn)
         if not known:
-            return
-        life = core.lives.get(uid)
-        if state is not None:
-            if life is not None:
-                life.state = state
-            elif state == "ended":
-                life = core.life(_unknown_claim(uid, known[0]))
-                life.state = "ended"
-                for machine in known:
-                    await self._end_extra(life, machine, epoch)
             return
         if await self._port.find(uid):
             core.notify(uid)  # its own room will come to it, by the claim's mark
             return
+        async with begin(core.engine) as conn:
+            sweeps_held = await held(conn)
         if sweeps_held:
             log.warning(
                 "a machine of a claim that is gone is left: sweeps are held", machine=known[0].ref.resource_id
@@ -169,7 +186,8 @@ class Follower:
         resource_id = extra.ref.resource_id
         asked = life.terminated.get(resource_id)
         if asked is None:
-            await core.adopt(life, extra, epoch=epoch)
+            if await core.adopt(life, extra, epoch=epoch) and life.state == "live":
+                return  # the rows know better than our memory: it is the recorded one
             log.warning("an extra machine is ended", resource=resource_id, state=life.state)
         if extra.machine.exists and (asked is None or core.clock() - asked > core.settings.backoff_max_s):
             if await core.terminate(life, account, extra.ref) is not None:
@@ -231,59 +249,121 @@ class Follower:
             while not core.facts.empty():
                 _merge(waiting, core.facts.get_nowait())
             try:
-                async with begin(core.engine) as conn:
-                    await rentals.observe(conn, list(waiting.values()))
+                await self._observe(list(waiting.values()))
             except StoreUnavailable:
                 await asyncio.sleep(core.settings.backoff_base_s)
             else:
                 waiting.clear()
 
+    async def _observe(self, rows: list[dict[str, object]]) -> None:
+        """Write them together; one that Postgres refuses must not keep the others from being written."""
+        try:
+            async with begin(self._core.engine) as conn:
+                await rentals.observe(conn, rows)
+        except DBAPIError as error:
+            if len(rows) == 1:
+                log.error(
+                    "a machine's facts were refused", error=str(error.orig), machine=rows[0]["resource_id"]
+                )
+                return
+            for row in rows:
+                await self._observe([row])
+
     async def _keep(self) -> None:
         """Load what earlier leaders left, then release every rental whose claim a live GET says is gone."""
-        core = self._core
+        core, loaded = self._core, None
         while True:
             try:
-                if core.epoch() is not None:
-                    await self._load()
-                    for life in list(core.lives.values()):
-                        if life.state in ("open", "live", "ending") and not life.releasing.locked():
-                            await self._keep_one(life)
-            except (StoreUnavailable, ClaimUnreadable) as error:
+                epoch = core.epoch()
+                if epoch is not None:
+                    if loaded != epoch:
+                        await self._load()
+                        loaded = epoch
+                    await self._keep_all()
+            except StoreUnavailable as error:
                 log.info("rentals not checked", error=str(error))
             except Exception:
                 log.exception("checking rentals failed")
             await asyncio.sleep(core.settings.list_rest_s)
 
     async def _load(self) -> None:
+        """Take over what the rows say, also where it is less than before: a store may be restored."""
         core = self._core
         async with begin(core.engine) as conn:
-            rows = await rentals.load_not_ended(conn)
+            rows = await rentals.recorded(conn)
             core.recorded_accounts = await rentals.open_run_accounts(conn)
+            shown = [row for account in core.accounts for row in await _present(conn, account)]
+        core.written.clear()
+        for place, refs in _by_place(core, shown).items():
+            core.inventory.expect(place, refs)
+        there = {row.claim_uid for row in rows}
+        for uid, life in core.lives.items():
+            if uid not in there and life.state in ("open", "live", "ending"):
+                life.state, life.ref, life.recalled, life.judged = None, None, False, False
         for row in rows:
-            if row.claim_uid in core.lives and core.lives[row.claim_uid].state is not None:
-                continue
-            claim = claim_from_columns(dict(row.values))
-            life = core.lives.get(row.claim_uid) or core.life(claim)
-            life.state = row.state
-            if row.resource_id is not None:
-                life.ref = Ref(
-                    provider=claim.provider,
-                    account=claim.account,
-                    region=row.resource_region or "",
-                    resource_id=row.resource_id,
-                )
-                self._project(life)
+            life = self._restore(row)
             if row.state != "live" or not row.running:
-                core.inventory.stir(claim.key, claim.uid)
+                core.inventory.stir(life.key, row.claim_uid)
+
+    def _restore(self, row: Recorded) -> Life:
+        core = self._core
+        life = core.lives.get(row.claim_uid) or core.life(claim_from_columns(dict(row.values)))
+        life.state = row.state
+        if row.resource_id is not None:
+            life.ref = Ref(
+                provider=row.values["provider"],
+                account=row.values["account"],
+                region=row.resource_region or "",
+                resource_id=row.resource_id,
+            )
+            self._project(life)
+        return life
+
+    async def _keep_all(self) -> None:
+        """Side by side, so that a cloud that hangs delays only its own."""
+        places = asyncio.Semaphore(KEEPERS)
+
+        async def keep(life: Life) -> None:
+            async with places:
+                try:
+                    await self._keep_one(life)
+                except (StoreUnavailable, ClaimUnreadable) as error:
+                    log.info("rental not checked", claim=life.claim.name, error=str(error))
+
+        async with asyncio.TaskGroup() as tasks:
+            for life in list(self._core.lives.values()):
+                if life.state in ("open", "live", "ending") and not life.releasing.locked():
+                    tasks.create_task(keep(life), name=f"keep {life.claim.name}")
 
     async def _keep_one(self, life: Life) -> None:
-        if await self._port.look(life.claim) is not None:
+        if self._core.shown(life.claim.uid) or await self._port.look(life.claim) is not None:
             return
         with structlog.contextvars.bound_contextvars(claim=life.claim.name):
             log.info("releasing a rental whose claim is gone")
             release = await self._release(life.claim, port=self._port, reason="claim gone")
             if isinstance(release, Released):
                 self._core.lives.pop(life.claim.uid, None)
+
+
+async def _present(conn: AsyncConnection, account: Account) -> list[seen.Seen]:
+    """This installation's machines that were in the account's last complete lists."""
+    rows = await seen.present(conn, provider=account.name, account=account.account)
+    return [row for row in rows if row.claim_uid is not None]
+
+
+def _by_place(core: Core, rows: list[seen.Seen]) -> dict[Place, list[Ref]]:
+    places: dict[Place, list[Ref]] = {}
+    for row in rows:
+        ref = Ref(
+            provider=row.provider,
+            account=row.account,
+            region=row.region,
+            resource_id=ResourceId(row.resource_id),
+        )
+        place = core.inventory.place((row.provider, row.account), row.region)
+        if place is not None:
+            places.setdefault(place, []).append(ref)
+    return places
 
 
 def _row(ref: Ref, machine: Machine | None, *, gone: bool) -> dict[str, object]:

@@ -15,6 +15,9 @@ class Life:
     claim: ClaimSpec
     state: str | None = None
     ref: Ref | None = None
+    hint: Ref | None = None  # what the claim's status names; shown to people, and never acted on as it is
+    recalled: bool = False
+    judged: bool = False  # its price was held against the claim's ceiling
     identity: str | None = None
     reserved: bool = True
     quoted: Accepted | None = None
@@ -30,6 +33,14 @@ class Life:
     renting: asyncio.Lock = field(default_factory=asyncio.Lock)
     releasing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
+    def is_main(self, ref: Ref) -> bool:
+        """Whether this is the recorded machine. A list may name another region than the create's answer."""
+        return self.ref is not None and self.ref.resource_id == ref.resource_id and self.is_own(ref)
+
+    def is_own(self, ref: Ref) -> bool:
+        """Whether it was shown under the claim's own provider and account."""
+        return (ref.provider, ref.account) == self.claim.key
+
     @property
     def key(self) -> AccountKey:
         return self.claim.key
@@ -40,7 +51,7 @@ class Life:
             price = usd_per_hour(self.machine.meters)
         return View(
             state=self.state,
-            ref=self.ref,
+            ref=self.ref or self.hint,
             machine=self.machine,
             reserved=self.reserved,
             answered=self.quoted is not None,

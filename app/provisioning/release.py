@@ -34,8 +34,6 @@ NO_ROWS = Rows(
     resource_region=None,
     attempts=(),
     runs=(),
-    epoch=0,
-    next_sequence=0,
     avoid_hosts=frozenset(),
 )
 
@@ -71,8 +69,8 @@ class Releaser:
         async with begin(core.engine) as conn:
             state = await rentals.begin_ending(conn, claim.columns(), reason=reason, epoch=epoch)
         reach("ending.after")
-        if state is None:
-            return self._again(life, False, Why.NOT_LEADER, "another replica leads")
+        if state is None:  # the store has another epoch than ours: it was restored, or we are late
+            return await self._without_store(life, port, Why.NOT_LEADER)
         if life.state != state:
             life.state = state
             core.notify(claim.uid)
@@ -80,20 +78,24 @@ class Releaser:
             return Released()
         core.inventory.stir(claim.key, claim.uid)
         try:
-            live: LiveClaim | None = await port.look(
-                claim
-            )  # after the commit, so no later mark can be missed
+            # After the commit, so that no later mark can be missed.
+            live: LiveClaim | None = await port.look(claim)
         except ClaimUnreadable as error:
             return await self._end_known(life, Why.NO_CLUSTER, str(error))
         rows = await core.load(claim)
         if live is not None:
             rows = await core.believe(claim, rows, live, epoch=epoch)
-        known = core.inventory.of_claim(claim.uid)
+        known = core.machines(life)
         if live is not None and live.mark is None and not rows.runs and not known and claim.instance is None:
             return await self._ended(life, [], epoch)  # nothing was ever sent
         account = core.accounts.get(claim.key)
         if account is None:
             return self._again(life, False, Why.NO_ACCOUNT, f"provider {claim.provider} is not usable here")
+        if (wrong := core.wrong_account(account)) is not None:
+            return self._again(life, False, Why.NO_ACCOUNT, wrong)
+        if not await core.recall(life, account):
+            return await self._end_known(life, Why.TERMINATING, "what was shown before cannot be looked at")
+        known = core.machines(life)
         for machine in known:
             if all(run.resource_id != machine.ref.resource_id for run in rows.runs):
                 await core.adopt(life, machine, epoch=epoch)
@@ -233,7 +235,7 @@ class Releaser:
         account = core.accounts.get(claim.key)
         if account is None:
             return self._again(life, False, Why.NO_ACCOUNT, f"provider {claim.provider} is not usable here")
-        targets = {known.ref.resource_id: known.ref for known in core.inventory.of_claim(claim.uid)}
+        targets = {known.ref.resource_id: known.ref for known in core.machines(life)}
         if life.ref is not None:
             targets.setdefault(life.ref.resource_id, life.ref)
         if claim.instance is not None and claim.instance.resource_id not in targets:
@@ -250,7 +252,7 @@ class Releaser:
     async def _without_store(self, life: Life, port: ClaimPort, why: Why) -> Release:
         """Teardown goes on from the claim's status; the end waits for the rows."""
         release = await self._end_known(life, why, "the store cannot be used: the end waits for it")
-        if isinstance(release, Releasing) and not release.accepted and why is Why.NO_STORE:
+        if isinstance(release, Releasing) and not release.accepted:
             try:
                 live = await port.look(life.claim)
             except ClaimUnreadable:

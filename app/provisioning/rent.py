@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 
 import structlog
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.inventory.accounts import Account
 from app.inventory.budget import Urgency
-from app.inventory.identity import Identity
+from app.inventory.identity import Identity, parse
 from app.inventory.rounds import Known
 from app.provisioning.core import Core, meters_json, request_hash
 from app.provisioning.lives import Life
@@ -37,7 +38,7 @@ from app.provisioning.model import (
 from app.provisioning.steps import reach
 from app.store import blocks, rentals
 from app.store.engine import StoreUnavailable, begin
-from app.store.rentals import AttemptRow, Rows, RunFacts
+from app.store.rentals import AttemptRow, Rows, RunFacts, RunRow
 from providers.base import (
     Accepted,
     Attempt,
@@ -101,12 +102,14 @@ class Renter:
         async with life.renting:
             try:
                 return await self._ensure(life, workload, port, policy)
+            # Even for a machine on the claim's status: the rows may lack it.
             except StoreUnavailable as error:
-                if claim.instance is not None:  # rented before the store went: nothing to rent
-                    return Rented(ref=claim.instance)
                 return self._wait(life, Why.NO_STORE, str(error))
             except ClaimUnreadable as error:
                 return self._wait(life, Why.NO_CLUSTER, str(error))
+            except DBAPIError as error:  # a constraint stood in the way of a race: nothing was written
+                log.warning("the store refused", error=str(error.orig))
+                return self._wait(life, Why.RETRY, "the store refused a row")
 
     async def _ensure(
         self, life: Life, workload: Workload | None, port: ClaimPort, policy: Policy
@@ -116,19 +119,19 @@ class Renter:
             return known
         epoch = core.epoch()
         if epoch is None:
-            if claim.instance is not None:
-                return Rented(ref=claim.instance)
             return self._wait(life, Why.NOT_LEADER, "not leading, or the epoch is not in the store yet")
         account = core.accounts.get(claim.key)
         if account is None:
             return self._wait(life, Why.NO_ACCOUNT, f"provider {claim.provider} is not usable here")
+        if (wrong := core.wrong_account(account)) is not None:
+            return self._wait(life, Why.NO_ACCOUNT, wrong)
 
         rows = await core.load(claim)
         life.state = rows.state
         if rows.state in ("ending", "ended"):
             return Over()
         if rows.state == "live":
-            return self._live(life, rows)
+            return await self._live(life, rows, policy, epoch)
         live = await port.look(claim)
         if live is None or live.deleting:
             return Over()
@@ -136,8 +139,14 @@ class Renter:
             life=life, account=account, workload=workload, live=live, port=port, policy=policy, epoch=epoch
         )
         rows = await core.believe(claim, rows, live, epoch=epoch)
-        if found := core.inventory.of_claim(claim.uid):  # whatever attempt it is of, late ones included
-            return await self._adopt(life, found[0], epoch)
+        if claim.instance is not None and not await self._looked_at(account, claim.instance):
+            return self._wait(life, Why.RETRY, "the machine on the claim's status cannot be looked at")
+        if rows.attempts and not await core.recall(life, account):
+            return self._wait(life, Why.RETRY, "what was shown for the claim before cannot be looked at")
+        if found := core.machines(life):  # whatever attempt it is of, late ones included
+            return await self._adopt(call, found[0])
+        if run := next((run for run in rows.runs if not run.gone), None):
+            return await self._take_up(call, run)
         if rows.unsettled():
             outcome = await self._settle(call, rows)
             if outcome is not None:
@@ -148,9 +157,11 @@ class Renter:
         if rows.attempts and rows.attempts[-1].outcome == "rejected":
             last = rows.attempts[-1]
             return self._refused(life, RejectionKind(last.rejection or "unsupported"), last.message or "")
+        if claim.instance is not None:
+            return await self._over(life, epoch)
         return await self._attempt(call, rows)
 
-    def _live(self, life: Life, rows: Rows) -> Outcome:
+    async def _live(self, life: Life, rows: Rows, policy: Policy, epoch: int) -> Outcome:
         claim = life.claim
         assert rows.resource_id is not None  # a check constraint of the table
         life.ref = Ref(
@@ -162,15 +173,65 @@ class Renter:
         known = self._core.inventory.known(life.ref)
         life.machine = known.machine if known else life.machine
         self._core.notify(claim.uid)
-        return Rented(ref=life.ref)
+        price = next((run.usd_per_hour for run in rows.runs if run.resource_id == rows.resource_id), None)
+        return await self._within_ceiling(life, price, policy, epoch)
 
-    async def _adopt(self, life: Life, known: Known, epoch: int) -> Outcome:
-        await self._core.suspect(known.identity.sequence, f"machine {known.ref.resource_id}")
-        state = await self._core.adopt(life, known, epoch=epoch)
-        life.look_from = None
-        if state == "live" and life.ref is not None:
+    async def _within_ceiling(self, life: Life, price: Decimal | None, policy: Policy, epoch: int) -> Outcome:
+        """The recorded machine, unless it turned out dearer than the claim allows: then it goes back."""
+        assert life.ref is not None
+        dear = _dear(life.claim, price)
+        if dear is None:
+            life.judged = True
             return Rented(ref=life.ref)
-        return Over() if state in ("ending", "ended") else self._wait(life, Why.RETRY, "not adopted")
+        async with begin(self._core.engine) as conn:
+            return await self._send_back(conn, life, dear, policy, epoch)
+
+    async def _take_up(self, call: _Call, run: RunRow) -> Outcome:
+        """A machine is written down, but not as the rental's: its create was answered to a former leader."""
+        life, claim = call.life, call.claim
+        async with begin(self._core.engine) as conn:
+            taken = await rentals.make_live(
+                conn, claim.uid, resource_id=run.resource_id, region=run.region, epoch=call.epoch
+            )
+        if not taken:
+            return self._wait(life, Why.RETRY, "the rows changed meanwhile")
+        log.info("machine taken up", resource=run.resource_id)
+        return await self._live(life, await self._core.load(claim), call.policy, call.epoch)
+
+    async def _looked_at(self, account: Account, instance: Ref) -> bool:
+        """Ask for a machine that the claim's status names and the rows do not; False: no answer.
+
+        The inventory learns of what is shown, and believes nothing but its identity.
+        """
+        try:
+            await self._core.get(account, instance)
+        except ProviderError as error:
+            log.info("get failed", resource=instance.resource_id, error=str(error))
+            return False
+        return True
+
+    async def _over(self, life: Life, epoch: int) -> Outcome:
+        """The claim had its machine, as its status tells, and it is proven gone: no second one (rule 1)."""
+        async with begin(self._core.engine) as conn:
+            life.state = await rentals.begin_ending(
+                conn, life.claim.columns(), reason="machine gone", epoch=epoch
+            )
+        self._core.notify(life.claim.uid)
+        return Over() if life.state else self._wait(life, Why.NOT_LEADER, "another replica leads")
+
+    async def _adopt(self, call: _Call, known: Known) -> Outcome:
+        core, life = self._core, call.life
+        await core.verify(
+            call.claim.uid, known.identity.sequence, shown_by=f"machine {known.ref.resource_id}"
+        )
+        main = await core.adopt(life, known, epoch=call.epoch)
+        life.look_from = None
+        if main and life.state == "live":
+            price = usd_per_hour(known.machine.meters)
+            return await self._within_ceiling(life, price, call.policy, call.epoch)
+        if life.state in ("ending", "ended"):
+            return Over()
+        return self._wait(life, Why.RETRY, "not adopted")
 
     # --- an attempt of our own ---
 
@@ -179,7 +240,7 @@ class Renter:
         if workload is None:
             return self._wait(life, Why.NO_WORKLOAD, "what to run is not known")
         if (why := call.account.provider.validate(workload)) is not None:
-            return self._refused(life, RejectionKind.UNSUPPORTED, workload.masked(why))
+            return await self._refuse_unsent(call, RejectionKind.UNSUPPORTED, workload.masked(why))
         offering = self._offering(claim)
         if offering is None:
             return self._wait(life, Why.RETRY, f"{claim.provider} does not offer this shape at the moment")
@@ -187,18 +248,20 @@ class Renter:
         if claim.max_price is not None and (price is None or price > claim.max_price):
             shown = "unknown" if price is None else f"${price}/h"
             message = f"price {shown}, at most ${claim.max_price}/h"
-            return self._refused(life, RejectionKind.PRICE, message)
+            return await self._refuse_unsent(call, RejectionKind.PRICE, message)
         number = rows.attempts[-1].number + 1 if rows.attempts else 1
-        sequence = rows.next_sequence
-        floor = max(core.inventory.highest_sequence, call.live.mark.sequence if call.live.mark else 0)
-        if sequence <= floor:
-            async with begin(core.engine) as conn:
-                sequence = await rentals.sequence_above(conn, floor)
+        marked = call.live.mark.sequence if call.live.mark else 0
+        floor = max(core.inventory.highest_sequence, core.highest_mark, marked)
+        async with begin(core.engine) as conn:
+            sequence = await rentals.next_sequence(conn, above=floor)
         identity = Identity(
             installation=core.installation, claim_uid=claim.uid, attempt=number, sequence=sequence
         )
+        if parse(str(identity)) != identity:  # a machine whose name we cannot read would be lost
+            return self._wait(life, Why.RETRY, f"attempt {number} cannot be named any more: delete the Pod")
         ceiling = claim.max_price if claim.max_price is not None else price
 
+        await call.account.budget.take(Urgency.RENT)  # before the intent: waiting must not use up its time
         began = core.clock()  # before the insert is sent: send_by is later than began + window for certain
         reach("intent.before")
         async with begin(core.engine) as conn:
@@ -217,7 +280,7 @@ class Renter:
         reach("intent.after")
         if send_by is None:
             return self._wait(life, Why.RETRY, "the rental changed, or another replica leads")
-        core.recorded_sequence = max(core.recorded_sequence, sequence)
+        core.written.add((claim.uid, sequence))
         attempt = _attempt_of(
             claim, number=number, sequence=sequence, identity=str(identity), ceiling=ceiling
         )
@@ -249,7 +312,6 @@ class Renter:
     async def _may_send(self, call: _Call, attempt: Attempt, began: float) -> bool:
         """The fence, right before the send and after every wait."""
         core = self._core
-        await call.account.budget.take(Urgency.RENT)
         reach("fence.before")
         async with begin(core.engine) as conn:
             allowed = await rentals.fence(conn, call.claim.uid, number=attempt.number, epoch=call.epoch)
@@ -289,7 +351,8 @@ class Renter:
             if not order.first:
                 return self._unknown(call.life, attempt, message)
             await self._close(call, attempt, outcome="throttled", message=message)
-            return Waiting(why=Why.THROTTLED, message=message, after_s=max(error.retry_after_s, 0.05))
+            after_s = max(error.retry_after_s, core.backoff(call.life))
+            return Waiting(why=Why.THROTTLED, message=message, after_s=after_s)
         except (ProviderError, TimeoutError) as error:
             return self._unknown(call.life, attempt, hide(str(error)) or type(error).__name__)
         except Exception as error:  # an adapter's defect proves nothing about the cloud
@@ -317,36 +380,41 @@ class Renter:
             provider_created_at=answer.created_at,
             clock_offset_s=answer.clock_offset_s,
         )
-        async with begin(core.engine) as conn:
+        unfit = answer.unfit or _dear(claim, facts.usd_per_hour)
+        sent_back: Outcome | None = None
+        async with begin(core.engine) as conn:  # recorded and sent back together, or neither
             state, main = await rentals.record(
                 conn, claim.columns(), facts, outcome="accepted", epoch=call.epoch
             )
+            ours = state == "live" and main == answer.ref.resource_id
+            if ours and unfit is not None:
+                sent_back = await self._send_back(conn, life, unfit, call.policy, call.epoch)
         reach("record.after")
-        life.state, life.tries, life.waiting = state, 0, False
-        if core.recorded_accounts is not None and facts.account_id:
-            core.recorded_accounts[claim.key] = facts.account_id
-        log.info("machine rented", resource=answer.ref.resource_id, region=answer.ref.region, state=state)
-        if state == "live" and main == answer.ref.resource_id:
+        life.state, life.tries, life.waiting = ("ending" if sent_back else state), 0, False
+        core.note_account(claim.key, facts.account_id)
+        log.info(
+            "machine rented", resource=answer.ref.resource_id, region=answer.ref.region, state=life.state
+        )
+        if ours:
             life.ref, life.identity, life.quoted = answer.ref, attempt.identity, answer
-            life.reserved, life.rented_at = answer.reserved, core.clock()
+            life.reserved, life.rented_at, life.judged = answer.reserved, core.clock(), True
             core.notify(claim.uid)
-            if (unfit := _unfit(claim, answer)) is not None:
-                return await self._send_back(call, unfit)
-            return Rented(ref=answer.ref)
+            return sent_back or Rented(ref=answer.ref)
         if state == "live":
             return Waiting(why=Why.RETRY, message="another machine was recorded first", after_s=0.05)
         return Over() if state in ("ending", "ended") else self._unknown(life, attempt, "not recorded")
 
-    async def _send_back(self, call: _Call, unfit: Rejection) -> Outcome:
+    async def _send_back(
+        self, conn: AsyncConnection, life: Life, unfit: Rejection, policy: Policy, epoch: int
+    ) -> Outcome:
         """The machine is recorded, but not what was asked for: release it, and count it as a refusal."""
-        columns = call.claim.columns()
-        async with begin(self._core.engine) as conn:
-            call.life.state = await rentals.begin_ending(
-                conn, columns, reason=unfit.kind.value, epoch=call.epoch
-            )
-            await self._block(conn, call, unfit, template=None)
+        columns = life.claim.columns()
+        if await rentals.begin_ending(conn, columns, reason=unfit.kind.value, epoch=epoch) is None:
+            return self._wait(life, Why.NOT_LEADER, "another replica leads")
+        await self._block(conn, life.claim, unfit, ttl_s=policy.block_ttl_s, template=None)
+        life.state = "ending"
         log.info("rented, but unfit", kind=unfit.kind.value, message=unfit.message)
-        return self._refused(call.life, unfit.kind, unfit.message)
+        return self._refused(life, unfit.kind, unfit.message)
 
     async def _rejected(self, call: _Call, attempt: Attempt, answer: Rejection) -> Outcome:
         core, claim = self._core, call.claim
@@ -363,7 +431,8 @@ class Renter:
                 message=answer.message,
             )
             if closed:
-                await self._block(conn, call, answer, template=template)
+                ttl_s = call.policy.block_ttl_s
+                await self._block(conn, claim, answer, ttl_s=ttl_s, template=template)
         if not closed:
             return self._wait(call.life, Why.RETRY, "the attempt was settled by another replica")
         log.info("rejected", kind=answer.kind.value, message=answer.message, one_host=one_host)
@@ -372,11 +441,27 @@ class Renter:
         core.inventory.settle(claim.key, claim.uid)
         return self._refused(call.life, answer.kind, answer.message)
 
+    async def _refuse_unsent(self, call: _Call, kind: RejectionKind, message: str) -> Refused:
+        """Refused by us, before anything is sent. It blocks this template alone, whose next Pod would else be
+        made, placed here and refused at once, for ever."""
+        answer = Rejection(kind=kind, message=message)
+        async with begin(self._core.engine) as conn:
+            await self._block(
+                conn, call.claim, answer, ttl_s=call.policy.block_ttl_s, template=call.policy.template
+            )
+        return self._refused(call.life, kind, message)
+
     async def _block(
-        self, conn: AsyncConnection, call: _Call, answer: Rejection, *, template: str | None
+        self,
+        conn: AsyncConnection,
+        claim: ClaimSpec,
+        answer: Rejection,
+        *,
+        ttl_s: float,
+        template: str | None,
     ) -> None:
         """Note what was refused, as narrowly as it is true; nothing for a refusal that names no offering."""
-        claim, scope = call.claim, answer.scope
+        scope = answer.scope
         if scope is None and template is None:
             return
         await blocks.record(
@@ -399,7 +484,7 @@ class Renter:
                 pod_name=claim.pod_name,
                 claim_uid=claim.uid,
             ),
-            ttl_s=call.policy.block_ttl_s,
+            ttl_s=ttl_s,
         )
 
     # --- attempts that may have been sent ---
@@ -439,6 +524,7 @@ class Renter:
         if workload is None or replay_for_s is None or offering is None or row.identity is None:
             return None
         ceiling = row.ceiling_usd_per_hour
+        await call.account.budget.take(Urgency.RENT)
         began = core.clock()
         async with begin(core.engine) as conn:
             send_by = await rentals.replay(
@@ -502,21 +588,16 @@ def _attempt_of(
     )
 
 
-def _unfit(claim: ClaimSpec, answer: Accepted) -> Rejection | None:
-    """Why an accepted machine must go back at once: the adapter says so, or it is dearer than the ceiling."""
-    if answer.unfit is not None:
-        return answer.unfit
-    price = usd_per_hour(answer.meters)
-    if claim.max_price is not None and price is not None and price > claim.max_price:
-        message = f"rented at ${price}/h, at most ${claim.max_price}/h"
-        # The price that we were told is not true: tried again at once, we would buy and return for ever.
-        scope = BlockScope(
-            accelerator=claim.accelerator.key if claim.accelerator else "",
-            tier=claim.tier,
-            region=claim.region,
-        )
-        return Rejection(kind=RejectionKind.PRICE, message=message, scope=scope)
-    return None
+def _dear(claim: ClaimSpec, price: Decimal | None) -> Rejection | None:
+    """Why a machine at ``price`` dollars an hour must go back; an unknown one was judged before the order."""
+    if claim.max_price is None or price is None or price <= claim.max_price:
+        return None
+    message = f"rented at ${price}/h, at most ${claim.max_price}/h"
+    # The price that we were told is not true: tried again at once, we would buy and return for ever.
+    scope = BlockScope(
+        accelerator=claim.accelerator.key if claim.accelerator else "", tier=claim.tier, region=claim.region
+    )
+    return Rejection(kind=RejectionKind.PRICE, message=message, scope=scope)
 
 
 def _hidden(answer: Accepted | Rejection, hide: Callable[[str], str]) -> Accepted | Rejection:
@@ -538,7 +619,7 @@ def _decided(life: Life) -> Outcome | None:
     """What memory alone can answer: the states that never go back."""
     if life.state in ("ending", "ended"):
         return Over()
-    if life.state == "live" and life.ref is not None:
+    if life.state == "live" and life.ref is not None and life.judged:
         return Rented(ref=life.ref)
     return None
 

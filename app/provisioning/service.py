@@ -37,8 +37,10 @@ class Provisioning:
         installation: str,
         leadership: Leadership,
         port: ClaimPort,
+        shown: Callable[[ClaimUid], bool] = lambda _uid: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """``shown``: whether the caller's watch has the claim; one that it has not is asked for live."""
         self.inventory = Inventory(
             accounts=accounts,
             installation=installation,
@@ -56,6 +58,7 @@ class Provisioning:
             installation=installation,
             leadership=leadership,
             clock=clock,
+            shown=shown,
         )
         self._renter, self._releaser = Renter(self._core), Releaser(self._core)
         self._recorder = Recorder(self.inventory, engine=engine, installation=installation)
@@ -87,9 +90,14 @@ class Provisioning:
         """Follow the machine that a claim's status names, where no row has told of it (no store yet)."""
         life = self._core.life(claim)
         if life.state is None and life.ref is None and claim.instance is not None:
-            life.ref = claim.instance
+            life.hint = claim.instance
             known = self.inventory.known(claim.instance)
-            life.machine = known.machine if known else None
+            if known is not None and known.identity.claim_uid == claim.uid:
+                life.machine = known.machine
+
+    def note_mark(self, sequence: int) -> None:
+        """A claim carries this mark: the next sequence numbers are above it, whatever the rows say."""
+        self._core.highest_mark = max(self._core.highest_mark, sequence)
 
     def forget(self, uid: ClaimUid) -> None:
         """The claim object is gone and its rental ended: nothing will ask again."""

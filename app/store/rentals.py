@@ -4,7 +4,7 @@ Every change of state is one statement, a compare-and-set that also carries the 
 that somebody else was first. Nothing here decides; `app.provisioning` does. Times are the database's.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
@@ -30,7 +30,6 @@ class AttemptRow:
     sends: int
     send_by_in_s: float
     age_s: float
-    settled_ago_s: float | None
     outcome: str | None
     rejection: str | None
     message: str | None
@@ -59,8 +58,6 @@ class Rows:
     resource_region: str | None
     attempts: tuple[AttemptRow, ...]
     runs: tuple[RunRow, ...]
-    epoch: int
-    next_sequence: int
     avoid_hosts: frozenset[str]
 
     def unsettled(self) -> tuple[AttemptRow, ...]:
@@ -73,7 +70,6 @@ _ATTEMPTS = """
         'ceiling_usd_per_hour', ceiling_usd_per_hour::text, 'region', region, 'sends', sends,
         'send_by_in_s', extract(epoch from send_by - clock_timestamp())::float8,
         'age_s', extract(epoch from clock_timestamp() - created_at)::float8,
-        'settled_ago_s', extract(epoch from clock_timestamp() - settled_at)::float8,
         'outcome', outcome, 'rejection', rejection, 'message', message) order by number), '[]'::jsonb)
     from provision_attempt a where a.claim_uid = :uid
 """
@@ -86,7 +82,7 @@ _RUNS = """
     from run where run.claim_uid = :uid
 """
 _LOAD = text(f"""
-    select r.state, r.resource_id, r.resource_region, i.epoch, nextval('attempt_sequence') as next_sequence,
+    select r.state, r.resource_id, r.resource_region,
         ({_ATTEMPTS}) as attempts, ({_RUNS}) as runs,
         array(select host from block where provider = :provider and account = :account
               and host is not null and expires_at > clock_timestamp()) as hosts
@@ -95,7 +91,7 @@ _LOAD = text(f"""
 
 
 async def load(conn: AsyncConnection, uid: ClaimUid, *, provider: str, account: str) -> Rows:
-    """Everything about one claim, in one statement, with a fresh sequence number for a possible attempt."""
+    """Everything about one claim, in one statement."""
     row = (await conn.execute(_LOAD, {"uid": uid, "provider": provider, "account": account})).one()
     return Rows(
         state=row.state,
@@ -103,8 +99,6 @@ async def load(conn: AsyncConnection, uid: ClaimUid, *, provider: str, account: 
         resource_region=row.resource_region,
         attempts=tuple(AttemptRow(**_exact(item, "ceiling_usd_per_hour")) for item in row.attempts),
         runs=tuple(RunRow(**_exact(item, "usd_per_hour")) for item in row.runs),
-        epoch=row.epoch,
-        next_sequence=row.next_sequence,
         avoid_hosts=frozenset(row.hosts),
     )
 
@@ -114,12 +108,15 @@ def _exact(item: dict[str, Any], money: str) -> dict[str, Any]:
     return item | {money: None if item[money] is None else Decimal(item[money])}
 
 
-async def sequence_above(conn: AsyncConnection, floor: int) -> int:
-    """A sequence number above ``floor``, which all later ones exceed too."""
-    query = text("""
-        select setval('attempt_sequence', greatest(:floor, (select last_value from attempt_sequence)) + 1)
+async def next_sequence(conn: AsyncConnection, *, above: int) -> int:
+    """The next sequence number, above ``above``; all later ones exceed it too."""
+    number = int((await conn.execute(text("select nextval('attempt_sequence')"))).scalar_one())
+    if number > above:
+        return number
+    raised = text("""
+        select setval('attempt_sequence', greatest(:above, (select last_value from attempt_sequence)) + 1)
     """)
-    return int((await conn.execute(query, {"floor": floor})).scalar_one())
+    return int((await conn.execute(raised, {"above": above})).scalar_one())
 
 
 RENTAL_COLUMNS = (
@@ -138,7 +135,11 @@ RENTAL_COLUMNS = (
 _RENTAL = f"insert into rental ({', '.join(RENTAL_COLUMNS)}, state, epoch)"
 _RENTAL_VALUES = f"values ({', '.join(':' + name for name in RENTAL_COLUMNS)}"
 
-_OPEN = text(f"{_RENTAL} {_RENTAL_VALUES}, 'open', :epoch) on conflict (claim_uid) do nothing")
+_OPEN = text(f"""
+    {_RENTAL} select {", ".join(":" + name for name in RENTAL_COLUMNS)}, 'open', :epoch
+    from installation where epoch = :epoch
+    on conflict (claim_uid) do nothing
+""")
 
 
 async def open_rental(conn: AsyncConnection, claim: Mapping[str, str], *, epoch: int) -> None:
@@ -200,8 +201,8 @@ _REBUILD = text("""
         epoch, send_by)
     select claim_uid, (select coalesce(max(number), 0) + 1 from provision_attempt a where a.claim_uid = :uid),
         :sequence, provider, account, region, tier, accelerator, :epoch, :send_by
-    from rental where claim_uid = :uid
-    on conflict (sequence) do nothing
+    from rental where claim_uid = :uid and (select epoch from installation) = :epoch
+    on conflict (claim_uid, sequence) do nothing
 """)
 
 
@@ -320,7 +321,7 @@ _RECORD = text("""
     ), closed as (
         update provision_attempt set outcome = :outcome, settled_at = clock_timestamp()
         where claim_uid = :claim_uid and number = :attempt and outcome is null
-        returning created_at, ceiling_usd_per_hour
+            and (select epoch from installation) = :epoch
     ), fact as (
         insert into run (claim_uid, attempt, provider, account, account_id, resource_id, region, tier,
             accelerator, pool, pod_namespace, pod_name, pod_uid, meters, usd_per_hour, ceiling_usd_per_hour,
@@ -359,7 +360,8 @@ async def record(
     """Write the machine down, close its attempt, and make an open rental live.
 
     Returns the rental's state after it and the one machine that is recorded as the rental's: if that is
-    another one, this machine is an extra. A former leader still writes the facts, but no state.
+    another one, this machine is an extra. A former leader still writes the facts, but changes no state and
+    closes no attempt: its successor looks for the machine.
     """
     values = {
         **claim,
@@ -423,64 +425,68 @@ async def end(conn: AsyncConnection, uid: ClaimUid, *, epoch: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenRental:
-    """A rental that is not ended, as loaded when a leader starts; ``values`` are the rental's own columns."""
+class Recorded:
+    """A rental as its row has it; ``values`` are the columns that come from the claim."""
 
     claim_uid: ClaimUid
     state: str
     values: Mapping[str, str]
     resource_id: ResourceId | None
     resource_region: str | None
-    machine_account: str | None
-    usd_per_hour: Decimal | None
     running: bool
 
 
-async def load_not_ended(conn: AsyncConnection) -> list[OpenRental]:
-    """Every rental that may still have a machine."""
+async def recorded(conn: AsyncConnection, *, uid: ClaimUid | None = None) -> list[Recorded]:
+    """Every rental that may still have a machine; with ``uid``, that one in whatever state."""
     columns = ", ".join(f"r.{name}" for name in RENTAL_COLUMNS)
     query = text(f"""
-        select {columns}, r.state, r.resource_id, r.resource_region, run.account_id, run.usd_per_hour,
-            run.running_at is not null as running
+        select {columns}, r.state, r.resource_id, r.resource_region, run.running_at is not null as running
         from rental r left join run on run.provider = r.provider and run.account = r.account
             and run.resource_id = r.resource_id
-        where r.state <> 'ended'
+        where {"r.state <> 'ended'" if uid is None else "r.claim_uid = :uid"}
     """)
+    rows = await conn.execute(query, {} if uid is None else {"uid": uid})
     return [
-        OpenRental(
+        Recorded(
             claim_uid=row.claim_uid,
             state=row.state,
             values={name: getattr(row, name) for name in RENTAL_COLUMNS},
             resource_id=row.resource_id,
             resource_region=row.resource_region,
-            machine_account=row.account_id,
-            usd_per_hour=row.usd_per_hour,
             running=bool(row.running),
         )
-        for row in await conn.execute(query)
+        for row in rows
     ]
 
 
-async def states(conn: AsyncConnection, uids: Iterable[ClaimUid]) -> dict[ClaimUid, str]:
-    """The states of those rentals that have a row."""
-    query = text("select claim_uid, state from rental where claim_uid = any(:uids)")
-    rows = await conn.execute(query, {"uids": sorted(uids)})
-    return {row.claim_uid: row.state for row in rows}
-
-
-async def open_run_accounts(conn: AsyncConnection) -> dict[tuple[str, str], str]:
-    """For each provider account with machines not proven gone: the cloud's own id of the account."""
+async def open_run_accounts(conn: AsyncConnection) -> dict[tuple[str, str], frozenset[str]]:
+    """Of each provider account with machines not proven gone: the cloud's own ids of the accounts."""
     query = text("""
-        select provider, account, max(account_id) as account_id from run
+        select provider, account, array_agg(distinct account_id) as ids from run
         where gone_at is null and account_id is not null group by provider, account
     """)
-    return {(row.provider, row.account): row.account_id for row in await conn.execute(query)}
+    return {(row.provider, row.account): frozenset(row.ids) for row in await conn.execute(query)}
 
 
-async def highest_sequence(conn: AsyncConnection) -> int:
-    """The highest sequence that any recorded attempt carries."""
-    query = text("select coalesce(max(sequence), 0) from provision_attempt")
-    return int((await conn.execute(query)).scalar_one())
+async def has_attempt(conn: AsyncConnection, uid: ClaimUid, *, sequence: int) -> bool:
+    """Whether the attempt that a machine names is written down."""
+    query = text("select 1 from provision_attempt where claim_uid = :uid and sequence = :sequence")
+    return (await conn.execute(query, {"uid": uid, "sequence": sequence})).first() is not None
+
+
+_RELIVE = text("""
+    update rental set state = 'live', resource_id = :resource_id, resource_region = :region,
+        live_at = clock_timestamp(), epoch = :epoch
+    where claim_uid = :uid and state = 'open' and (select epoch from installation) = :epoch
+""")
+
+
+async def make_live(
+    conn: AsyncConnection, uid: ClaimUid, *, resource_id: ResourceId, region: str, epoch: int
+) -> bool:
+    """Open -> live with a machine that a run row has already; False if somebody was first."""
+    values = {"uid": uid, "resource_id": resource_id, "region": region, "epoch": epoch}
+    return (await conn.execute(_RELIVE, values)).rowcount == 1
 
 
 _OBSERVE = text("""

@@ -62,7 +62,7 @@ class Installation(Base):
     __tablename__ = "installation"
     __table_args__ = (
         CheckConstraint('"only"', name="one_row"),
-        {"comment": "One row: the installation's id and the epoch of its leader. Written by the manager."},
+        {"comment": "One row: our id and the leader's epoch, by the manager; the hold, by provisioning/."},
     )
 
     only: Mapped[bool] = mapped_column(
@@ -189,8 +189,15 @@ class ProvisionAttempt(Base):
             name="outcome",
         ),
         CheckConstraint("(outcome is null) = (settled_at is null)", name="settled_has_time"),
-        UniqueConstraint("sequence"),
         Index(None, "settled_at"),
+        # A row rebuilt from a mark may carry a number that this database, restored, has given out again.
+        Index(
+            "provision_attempt_sequence_idx",
+            "sequence",
+            unique=True,
+            postgresql_where=text("identity is not null"),
+        ),
+        UniqueConstraint("claim_uid", "sequence"),
         Index(
             "provision_attempt_one_unsettled_idx",
             "claim_uid",

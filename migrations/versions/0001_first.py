@@ -162,7 +162,7 @@ def upgrade() -> None:
         sa.Column("created_at", TIME, server_default=sa.text("now()"), nullable=False),
         sa.CheckConstraint('"only"', name=op.f("installation_one_row_check")),
         sa.PrimaryKeyConstraint("only", name=op.f("installation_pkey")),
-        comment="One row: the installation's id and the epoch of its leader. Written by the manager.",
+        comment="One row: our id and the leader's epoch, by the manager; the hold, by provisioning/.",
     )
     op.create_table(
         "instance_seen",
@@ -521,11 +521,18 @@ def upgrade() -> None:
             ondelete="CASCADE",
         ),
         sa.PrimaryKeyConstraint("claim_uid", "number", name=op.f("provision_attempt_pkey")),
-        sa.UniqueConstraint("sequence", name=op.f("provision_attempt_sequence_key")),
+        sa.UniqueConstraint("claim_uid", "sequence", name=op.f("provision_attempt_claim_uid_sequence_key")),
         comment="Every intent to rent, written before it is sent. Written by provisioning/.",
     )
     op.create_index(
         op.f("provision_attempt_settled_at_idx"), "provision_attempt", ["settled_at"], unique=False
+    )
+    op.create_index(
+        "provision_attempt_sequence_idx",
+        "provision_attempt",
+        ["sequence"],
+        unique=True,
+        postgresql_where=sa.text("identity is not null"),
     )
     op.create_index(
         "provision_attempt_one_unsettled_idx",

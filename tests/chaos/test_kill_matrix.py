@@ -8,7 +8,7 @@ other tokens count, and three Pods are under way when it dies. In both, lists an
 import pytest
 
 from app.provisioning import steps
-from tests.chaos.world import CLOUD, TOKENS, World
+from tests.chaos.world import CLOUD, PATIENT, TOKENS, World
 
 RENTING = (
     "intent.before",
@@ -61,6 +61,29 @@ async def test_killed_at_a_step_three_pods_get_one_machine_each_and_give_it_back
     world: World, renting: str, ending: str
 ):
     await _die_twice(world, renting, ending, pods=["first", "second", "third"])
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [{**CLOUD, "lag": {"list_create_s": 7.0, "get_create_s": 7.0}}],
+    ids=["lists lag longer than a restart takes"],
+)
+async def test_a_machine_that_no_list_shows_yet_is_waited_for(world: World):
+    """Rows and mark say that it may be there; three lists without it do not say that it is not."""
+    controller = world.controller(options=PATIENT | {"NEBULA_SETTLE_AFTER_S": "10"})
+    await world.start(controller, die_at="send.after", keep=False)
+    await world.create_pod("only")
+    await world.died(controller)
+    lists = (await world.cloud.truth())["calls"]["list"]
+
+    await world.start(controller)
+    await world.cloud.until(lambda truth: truth["calls"]["list"] > lists + 3, within_s=30)
+    await world.until_ready("only")
+
+    await world.one_machine_for_each_pod(ever=1)
+    await world.each_attempt_was_sent_once()
+    await world.delete_pods("only")
+    await world.until_nothing_is_left()
 
 
 async def _die_twice(world: World, renting: str, ending: str, *, pods: list[str]) -> None:

@@ -9,7 +9,7 @@ from hack.controller import Controller
 from tests.chaos.world import CLOUD, QUICK, TOKENS, World
 
 # Long enough that what a stopped leader had under way still counts when the next one looks for it.
-PAUSED = QUICK | {"NEBULA_SETTLE_AFTER_S": "8"}
+PAUSED = QUICK | {"NEBULA_SETTLE_AFTER_S": "12"}
 
 
 async def test_a_leader_that_comes_without_a_database_ends_machines_and_rents_none(world: World):
@@ -54,10 +54,16 @@ async def test_a_leader_that_comes_without_a_database_ends_machines_and_rents_no
 )
 async def test_a_leader_paused_in_the_middle_of_a_create_doubles_nothing(world: World, when: str):
     first, _ = await _two_replicas(world, PAUSED)
-    held = await world.cloud.pause(verb="create", when=when, times=1)
+    held = await world.cloud.pause(verb="create", when=when)
     await world.create_pod("only")
     await world.cloud.until(lambda truth: bool(truth["creates"]), within_s=60, what="a create")
-    await _pause_past_its_lease(world, first)
+    world.unkeep(first)
+    first.pause()
+    (attempt,) = await world.rows("select outcome from provision_attempt")
+    assert attempt["outcome"] is None  # no answer has reached it
+    await world.until("the second leads", lambda: world.leads("second"))
+    lists = (await world.cloud.truth())["calls"]["list"]
+    await world.cloud.until(lambda truth: truth["calls"]["list"] > lists + 4, what="the second looks for it")
     await world.cloud.resume(held)
 
     await world.until_ready("only")
@@ -98,12 +104,6 @@ async def _two_replicas(
     await world.start(second)
     assert await world.leads("first")
     return first, second
-
-
-async def _pause_past_its_lease(world: World, first: Controller) -> None:
-    world.unkeep(first)
-    first.pause()
-    await world.until("the second leads", lambda: world.leads("second"))
 
 
 async def _wakes_and_stands_down(world: World, first: Controller) -> None:

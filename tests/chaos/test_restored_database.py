@@ -2,6 +2,7 @@
 
 import pytest
 
+from app.kube.client import Obj
 from tests.chaos.world import World
 
 
@@ -25,6 +26,7 @@ async def test_machines_that_the_restored_rows_do_not_know_are_adopted_not_doubl
     await world.create_pod("unrecorded")
     await world.died(controller)
     assert len(await world.cloud.alive()) == 3
+    before = await _statuses(world, "known", "forgotten")
 
     world.database = backup
     restored = world.controller("restored")
@@ -34,17 +36,19 @@ async def test_machines_that_the_restored_rows_do_not_know_are_adopted_not_doubl
     await world.until("sweeps are held", lambda: _held(world))
     await world.until("each machine has its row", lambda: _runs(world, 3))
     await world.one_machine_for_each_pod(ever=3)
-    sequences = [row["sequence"] for row in await world.rows("select sequence from provision_attempt")]
+    assert await _statuses(world, "known", "forgotten") == before
     await world.create_pod("new")
+    await world.until("the new Pod waits for a person", lambda: _waits_for_a_person(world, "new"))
+    await world.rows("update installation set held_since = null, held_reason = null")  # the person
     await world.until_ready("new")
-    newest = await world.rows("select max(sequence) as sequence from provision_attempt")
-    assert newest[0]["sequence"] > max(sequences)
+
+    sequences = await world.rows("select sequence from provision_attempt order by created_at")
+    assert sequences[-1]["sequence"] == max(row["sequence"] for row in sequences) > 3
     await world.one_machine_for_each_pod(ever=4)
     await world.each_attempt_was_sent_once()
-
     await world.delete_pods("known", "forgotten", "unrecorded", "new")
     await world.until_nothing_is_left()
-    assert await _held(world)  # until a person has confirmed
+    assert not await _held(world)
 
 
 async def _held(world: World) -> bool:
@@ -53,3 +57,12 @@ async def _held(world: World) -> bool:
 
 async def _runs(world: World, count: int) -> bool:
     return len(await world.rows("select 1 from run")) == count
+
+
+async def _waits_for_a_person(world: World, pod: str) -> bool:
+    conditions = (await world.pod(pod))["status"].get("conditions") or ()
+    return any(condition.get("reason") == "OnHold" for condition in conditions)
+
+
+async def _statuses(world: World, *pods: str) -> list[Obj]:
+    return [(await world.pod(pod))["status"] for pod in pods]

@@ -461,18 +461,13 @@ async def test_nothing_is_placed_at_an_epoch_that_the_database_does_not_know(wor
         await world.lifted(pod)
 
 
-async def test_nothing_is_placed_while_a_person_must_confirm(world: World):
+async def test_a_hold_stops_sweeps_and_not_placement(world: World):
     await world.make_pool(await world.provider())
     async with begin(world.engine) as conn:
         await installation.hold(conn, "rows are missing")
 
     async with world.placing():
-        pod = await world.pod("held")
-        condition = await world.told(pod, "OnHold")
-        assert "rows are missing" in condition["message"]
-        async with begin(world.engine) as conn:
-            await installation.release_hold(conn)
-        await world.lifted(pod)
+        await world.lifted(await world.pod("placed"))
 
 
 async def test_a_replica_whose_term_is_over_writes_nothing(world: World):

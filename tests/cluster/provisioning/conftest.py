@@ -20,6 +20,7 @@ from app.inventory.identity import new_installation
 from app.kube import paths
 from app.kube.claims import ClaimDoor, claim_spec
 from app.kube.client import Kube
+from app.kube.errors import KubeError
 from app.provisioning.model import (
     ClaimSpec,
     Outcome,
@@ -42,7 +43,7 @@ from providers.base import Workload
 from tests.support.clouds import SMALL, FakeCloud
 
 WORKLOAD = Workload(image="nvidia/cuda:12.4.1-base-ubuntu22.04")
-POLICY = Policy(block_ttl_s=30.0)
+POLICY = Policy(block_ttl_s=30.0, template="owner/1")
 
 
 @dataclass(slots=True)
@@ -67,7 +68,13 @@ async def kube(cluster: Cluster) -> AsyncIterator[Kube]:
 
 async def _served(client: Kube) -> None:
     async with asyncio.timeout(30):
-        while await client.find(paths.nodeclaims()) is None:
+        while True:
+            try:
+                if await client.find(paths.nodeclaims()) is not None:
+                    return
+            except KubeError as error:  # a kind that is just being made answers 404
+                if error.status != 404:
+                    raise
             await asyncio.sleep(0.05)
 
 

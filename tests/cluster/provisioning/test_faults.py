@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import text
 
 from app.kube import paths
-from app.provisioning.model import Releasing, Rented, Waiting, Why
+from app.provisioning.model import ClaimSpec, Over, Releasing, Rented, Waiting, Why
 from tests.cluster.provisioning.conftest import Bench
 from tests.support.clouds import SMALL
 
@@ -240,6 +240,23 @@ async def test_rows_lost_after_the_intent_are_made_good_from_the_mark(bench: Ben
         assert await bench.cloud.alive() == []
 
 
+async def test_after_a_restore_numbers_that_are_given_out_again_hide_no_attempt(bench: Bench):
+    """The marks of old claims carry numbers that the restored sequence gives to new ones."""
+    async with bench.running():
+        old = [await bench.claim() for _ in range(3)]
+        rented = [await bench.rented(claim) for claim in old]
+
+    await _restored_to_before_everything(bench)
+    async with bench.running():
+        new = [await bench.claim(region="r2") for _ in range(3)]
+        for claim in new:
+            await bench.rented(claim)
+        again = [await bench.rented(claim) for claim in old]
+
+        assert again == rented
+        assert len(await bench.cloud.machines()) == 6
+
+
 async def test_rows_lost_are_made_good_by_release_as_well(bench: Bench):
     async with bench.running():
         claim = await bench.claim()
@@ -250,6 +267,42 @@ async def test_rows_lost_are_made_good_by_release_as_well(bench: Bench):
         await bench.release(claim)
 
         assert await bench.cloud.alive() == []
+
+
+async def test_rows_lost_and_the_machine_gone_rent_no_second_one(bench: Bench):
+    """The claim's status tells that it had its machine: it is over, and its Pod with it."""
+    async with bench.running():
+        claim = await bench.claim()
+        rented = await bench.rented(claim)
+    claim = await _with_its_machine_on_the_status(bench, claim, rented)
+    await bench.cloud.remove(rented.ref.resource_id)
+
+    await _restored_to_before_everything(bench)
+    async with bench.running():
+        assert isinstance(await bench.ensure(claim), Over)
+
+        assert creates_of(await bench.cloud.truth()) == 1
+        await bench.release(claim)
+
+
+async def test_a_machine_on_the_status_that_cannot_be_looked_at_is_waited_for(bench: Bench):
+    async with bench.running():
+        claim = await bench.claim()
+        rented = await bench.rented(claim)
+    claim = await _with_its_machine_on_the_status(bench, claim, rented)
+
+    await _restored_to_before_everything(bench)
+    async with bench.running(list_busy_s=5.0, list_rest_s=5.0):
+        broken = await bench.cloud.add_fault("status", status=500, verb="get", unlimited=True)
+        hidden = await bench.cloud.add_fault("status", status=500, verb="list", unlimited=True)
+        outcome = await bench.ensure_once(claim)
+        assert isinstance(outcome, Waiting)
+        assert outcome.why is Why.RETRY
+
+        await bench.cloud.clear_faults(broken)
+        assert await bench.rented(claim) == rented
+        await bench.cloud.clear_faults(hidden)
+        await bench.until_row("select 1 from run")
 
 
 async def test_while_held_the_machine_of_a_forgotten_and_gone_claim_is_left(bench: Bench):
@@ -347,3 +400,10 @@ async def _restored_to_before_everything(bench: Bench) -> None:
         await conn.execute(text("delete from rental"))
         await conn.execute(text("delete from instance_seen"))
         await conn.execute(text("alter sequence attempt_sequence restart"))
+
+
+async def _with_its_machine_on_the_status(bench: Bench, claim: ClaimSpec, rented: Rented) -> ClaimSpec:
+    """As the claims room would have written."""
+    status = {"status": {"instanceID": rented.ref.resource_id, "region": "r1", "account": "default"}}
+    await bench.kube.patch(paths.nodeclaim_status(claim.name), status, kind="merge")
+    return await bench.reread(claim)

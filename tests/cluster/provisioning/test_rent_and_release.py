@@ -172,6 +172,17 @@ async def test_a_refusal_of_one_host_is_tried_again_without_it(bench: Bench):
         assert (await bench.row("select host from block")).host == "h-7"
 
 
+async def test_a_price_above_the_ceiling_is_refused_unsent_and_blocks_the_template(bench: Bench):
+    async with bench.running():
+        claim = await bench.claim(maxPrice="3.00")
+
+        refused = await bench.refused(claim)
+
+        assert refused.kind is RejectionKind.PRICE
+        assert await bench.cloud.creates() == {}
+        assert (await bench.row("select template from block")).template == "owner/1"
+
+
 @pytest.mark.behaviour(66)
 async def test_a_machine_dearer_than_the_ceiling_goes_back_and_is_not_bought_again_at_once(bench: Bench):
     """The offer was within the ceiling, and the order was filled above it."""

@@ -243,38 +243,35 @@ async def test_a_restart_writes_nothing_about_pods_that_are_as_they_should_be(wo
 
 
 @pytest.mark.behaviour(195)
-async def test_a_status_never_lands_on_a_new_pod_of_the_same_name(world: World) -> None:
+@pytest.mark.parametrize("written", ["ready", "ended"])
+async def test_a_status_never_lands_on_a_new_pod_of_the_same_name(world: World, written: str) -> None:
+    """The Pod is replaced in the moment in which the status of the old one is sent."""
+    name = "phoenix"
+    replacement: asyncio.Future[Obj] = asyncio.get_running_loop().create_future()
+
+    async def replace(what: str, whose: str) -> None:
+        if (what, whose) == ("PATCH pods/status", name):
+            world.wire.before = None
+            await world.kube.delete(paths.pod(world.namespace, name), grace_s=0)
+            replacement.set_result(await world.pod(name=name, claimed=False))
+
     async with world.running():
-        pod = await world.pod()
-        machine = await world.machine_of(pod)
-        name = pod["metadata"]["name"]
-        replaced = asyncio.Event()
-        replacement: list[Obj] = []
-
-        async def replace(what: str, whose: str) -> None:
-            if (what, whose) == ("PATCH pods/status", name) and not replaced.is_set():
-                replaced.set()
-                await world.kube.delete(paths.pod(world.namespace, name), grace_s=0)
-                replacement.append(await world.pod(name=name, claimed=False))
-
-        world.wire.before = replace
-        await world.cloud.exit(machine, code=3)
-        await asyncio.wait_for(replaced.wait(), DEADLINE_S)
-        (new,) = await _until_listed(replacement)
+        if written == "ready":
+            world.wire.before = replace
+            await world.pod(name=name)
+        else:
+            machine = await world.machine_of(await world.pod(name=name))
+            world.wire.before = replace
+            await world.cloud.exit(machine, code=3)
+        new = await asyncio.wait_for(replacement, DEADLINE_S)
 
         after = await world.until_reason(new, "ConfigError")
 
     assert after["status"]["phase"] == "Pending"
+    assert keys.INSTANCE_ID_ANNOTATION not in after["metadata"].get("annotations", {})
     assert len(await world.cloud.machines()) == 1
 
 
 def _is_live(world: World, uid: Any) -> bool:
     view = world.provisioning.view(uid)
     return view.state == "live" and view.machine is not None and view.machine.state is MachineState.RUNNING
-
-
-async def _until_listed(items: list[Obj]) -> list[Obj]:
-    async with asyncio.timeout(DEADLINE_S):
-        while not items:
-            await asyncio.sleep(0.02)
-    return items

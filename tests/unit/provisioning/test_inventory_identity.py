@@ -62,3 +62,10 @@ def test_what_only_resembles_an_identity_is_not_ours(text: str | None):
 
 def test_two_attempts_of_a_claim_have_two_names():
     assert str(an_identity(attempt=1)) != str(an_identity(attempt=2))
+
+
+def test_the_last_attempt_that_has_a_name_parses_and_the_next_does_not():
+    last, over = an_identity(attempt=9999, sequence=999_999_999), an_identity(attempt=10_000)
+
+    assert parse(str(last)) == last
+    assert parse(str(over)) is None
