@@ -196,7 +196,7 @@ def test_a_pool_with_a_field_that_would_be_ignored_is_not_supported():
     status = pool_status(pool, [], provider_names=frozenset({"modal"}), now=NOW)
 
     assert said(status) == {"Ready": ("False", "NotSupported")}
-    assert "maxPrice" in status["conditions"][0]["message"]
+    assert "spec.budget" in status["conditions"][0]["message"]
 
 
 @pytest.mark.behaviour(309)
