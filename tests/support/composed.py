@@ -7,7 +7,7 @@ would have made.
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
@@ -23,7 +23,7 @@ from app.kube import paths
 from app.kube.cache import Cache
 from app.kube.claims import ClaimDoor, claim_spec
 from app.kube.client import Kube, Obj
-from app.kube.errors import Replaced
+from app.kube.errors import Exists, Replaced
 from app.kube.events import Recorder
 from app.placement.objects import binding_of
 from app.provisioning.model import Outcome, Policy, Rented, Waiting
@@ -236,6 +236,12 @@ async def a_namespace(kube: Kube, prefix: str) -> str:
     body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
     await kube.create(paths.namespaces(), body)
     return name
+
+
+async def a_node(kube: Kube, name: str) -> None:
+    """The node that Pods are bound to by hand: without it the garbage collector takes them after 40 s."""
+    with suppress(Exists):
+        await kube.create(paths.nodes(), {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}})
 
 
 async def a_pod(kube: Kube, namespace: str, *, name: str, node: str | None = None, pool: str = "gpu") -> Obj:

@@ -25,6 +25,7 @@ from tests.support.composed import Composed, until
 async def kube(cluster: Cluster) -> AsyncIterator[Kube]:
     async with await Kube.connect(kubeconfig=str(cluster.kubeconfig)) as client:
         await composed.serve_our_kinds(client)
+        await composed.a_node(client, "nebula-modal")
         yield client.room("tests")
 
 
