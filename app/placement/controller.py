@@ -56,7 +56,7 @@ from app.placement.ranking import Ranking
 from app.placement.request import InvalidRequest, PlacementRequest, controller_of, pool_name, request_of
 from app.placement.reserve import Hands, Reserve
 from app.placement.telling import Events, Teller
-from app.placement.waiting import Key, Wait, Waiting, offset_s
+from app.placement.waiting import Key, Mark, Wait, Waiting, offset_s
 from app.provisioning.service import Provisioning
 from app.settings import Settings
 from app.store.backoffs import Backoff
@@ -113,6 +113,7 @@ class Placement:
         self._desk = Desk(engine, term=term)
         self._queue: WorkQueue[Key] | None = None
         self._waiting = Waiting()
+        self._looked: dict[Key, Mark] = {}  # the Pods under a look, and what had changed when it began
         self._made: dict[Key, Obj] = {}  # claims that the watch has not shown yet
         self._promised: dict[Key, Reservation] = {}  # for claims that the watch has not shown yet
         self._lifted: dict[Key, str] = {}  # UIDs of Pods whose lifted gate the watch has not shown yet
@@ -254,6 +255,13 @@ class Placement:
     # --- one Pod --------------------------------------------------------------------------------
 
     async def _reconcile(self, key: Key) -> Again | None:
+        self._looked[key] = self._waiting.mark
+        try:
+            return await self._look(key)
+        finally:
+            self._looked.pop(key, None)
+
+    async def _look(self, key: Key) -> Again | None:
         pod = self._pods.get(*key)
         if pod is None or objects.is_over(pod):
             if pod is None:
@@ -549,7 +557,9 @@ class Placement:
     ) -> None:
         metrics.deferred(reason, pool=pool)
         self._reserve.rests(key)
-        self._waiting.put(key, Wait(reason=reason, blocks=blocks or {}, pool=pool, met=met))
+        wait = Wait(reason=reason, blocks=blocks or {}, pool=pool, met=met)
+        if self._waiting.put(key, wait, since=self._looked.pop(key, Mark())):
+            self._wake([key])
         await self._teller.say(key, pod, placed=False, reason=_CONDITION_REASONS[reason], message=why)
 
     async def _hold(self, key: Key, pod: Obj, why: str) -> Again:

@@ -1,7 +1,7 @@
 """The gated Pods that wait, for what, and what wakes them. In memory: a new leader looks at all anyway."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from app.api.reasons import DeferralReason, SkipReason
@@ -26,14 +26,34 @@ class Wait:
     met: frozenset[SkipReason] = frozenset()
 
 
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """How much had changed when a look began."""
+
+    places: int = 0
+    limits: int = 0
+    namespaces: int = 0
+
+
 class Waiting:
-    """Who waits for what."""
+    """Who waits for what.
+
+    What changes while a Pod is looked at wakes nobody, since nobody waits for it yet: so each look takes the
+    `mark` before it reads anything, and `put` says whether it must look again.
+    """
 
     def __init__(self) -> None:
         self._waits: dict[Key, Wait] = {}
+        self.mark = Mark()
 
-    def put(self, key: Key, wait: Wait) -> None:
+    def put(self, key: Key, wait: Wait, *, since: Mark) -> bool:
+        """Let the Pod wait. True: what it waits for has changed since the look began."""
         self._waits[key] = wait
+        return (
+            (wait.reason in _PLACE_REASONS and since.places != self.mark.places)
+            or (SkipReason.LIMIT in wait.met and since.limits != self.mark.limits)
+            or (SkipReason.NAMESPACE_NOT_ALLOWED in wait.met and since.namespaces != self.mark.namespaces)
+        )
 
     def drop(self, key: Key) -> None:
         self._waits.pop(key, None)
@@ -42,17 +62,20 @@ class Waiting:
         return self._waits.get(key)
 
     def for_a_place(self) -> list[Key]:
-        """Pods that another node, offering or account could help."""
+        """Pods that another node, offering or account, which has just changed, could help."""
+        self.mark = replace(self.mark, places=self.mark.places + 1)
         return [key for key, wait in self._waits.items() if wait.reason in _PLACE_REASONS]
 
     def on_limit(self, pool: str | None) -> list[Key]:
         """Pods that a smaller usage of this pool could help."""
+        self.mark = replace(self.mark, limits=self.mark.limits + 1)
         return [
             key for key, wait in self._waits.items() if wait.pool == pool and SkipReason.LIMIT in wait.met
         ]
 
     def on_namespace(self, name: str) -> list[Key]:
         """Pods of this namespace that other labels on it could help."""
+        self.mark = replace(self.mark, namespaces=self.mark.namespaces + 1)
         return [
             key
             for key, wait in self._waits.items()

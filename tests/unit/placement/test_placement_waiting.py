@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from placement_makers import LATER, NOW
 
-from app.api.reasons import DeferralReason
+from app.api.reasons import DeferralReason, SkipReason
 from app.placement.waiting import Wait, Waiting, offset_s
 
 KEY, OTHER = ("team", "one"), ("team", "two")
@@ -31,8 +31,8 @@ def test_the_offset_is_the_same_at_every_call_and_never_beyond_the_spread(uid, s
 
 def test_a_block_that_is_gone_before_its_end_frees_those_who_met_it():
     waiting = Waiting()
-    waiting.put(KEY, Wait(reason=DeferralReason.ALL_BLOCKED, blocks={1: LATER, 2: LATER}))
-    waiting.put(OTHER, Wait(reason=DeferralReason.ALL_BLOCKED, blocks={2: LATER}))
+    waiting.put(KEY, Wait(reason=DeferralReason.ALL_BLOCKED, blocks={1: LATER, 2: LATER}), since=waiting.mark)
+    waiting.put(OTHER, Wait(reason=DeferralReason.ALL_BLOCKED, blocks={2: LATER}), since=waiting.mark)
 
     assert waiting.freed([1, 2], now=NOW) == []
     assert waiting.freed([2], now=NOW) == [KEY]
@@ -41,17 +41,41 @@ def test_a_block_that_is_gone_before_its_end_frees_those_who_met_it():
 
 def test_a_block_that_has_lapsed_frees_nobody_before_their_own_moment():
     waiting = Waiting()
-    waiting.put(KEY, Wait(reason=DeferralReason.ALL_BLOCKED, blocks={1: LATER}))
+    waiting.put(KEY, Wait(reason=DeferralReason.ALL_BLOCKED, blocks={1: LATER}), since=waiting.mark)
 
     assert waiting.freed([], now=LATER + timedelta(seconds=1)) == []
 
 
 def test_only_pods_that_lack_a_place_are_woken_by_a_new_one():
     waiting = Waiting()
-    waiting.put(KEY, Wait(reason=DeferralReason.NO_CANDIDATE))
-    waiting.put(OTHER, Wait(reason=DeferralReason.INVALID_REQUEST))
+    waiting.put(KEY, Wait(reason=DeferralReason.NO_CANDIDATE), since=waiting.mark)
+    waiting.put(OTHER, Wait(reason=DeferralReason.INVALID_REQUEST), since=waiting.mark)
 
     assert waiting.for_a_place() == [KEY]
     assert not waiting.on_blocks
     waiting.drop(KEY)
     assert waiting.for_a_place() == []
+
+
+@pytest.mark.parametrize(
+    ("wait", "change"),
+    [
+        (Wait(reason=DeferralReason.NO_CANDIDATE), lambda waiting: waiting.for_a_place()),
+        (
+            Wait(reason=DeferralReason.NO_CANDIDATE, pool="p", met=frozenset({SkipReason.LIMIT})),
+            lambda waiting: waiting.on_limit("p"),
+        ),
+        (
+            Wait(reason=DeferralReason.INVALID_REQUEST, met=frozenset({SkipReason.NAMESPACE_NOT_ALLOWED})),
+            lambda waiting: waiting.on_namespace("ns"),
+        ),
+    ],
+    ids=["place", "limit", "namespace"],
+)
+def test_what_changes_during_a_look_is_not_missed(wait, change):
+    waiting = Waiting()
+    began = waiting.mark
+    change(waiting)
+
+    assert waiting.put(KEY, wait, since=began)
+    assert not waiting.put(KEY, wait, since=waiting.mark)
