@@ -7,8 +7,6 @@ import pytest
 from app.api import keys
 from app.kube import paths
 from app.kube.client import Obj
-from app.store import installation
-from app.store.engine import begin
 from tests.cluster.reserve.test_reserve import QUEUES
 from tests.cluster.reserve.world import World, leaving, path_of, uid_of
 from tests.support.composed import until
@@ -89,23 +87,6 @@ async def test_a_crash_while_a_timed_out_order_is_called_off_waits_for_that_befo
 
     assert living["spec"]["nodeName"] == keys.node_name(world.second)
     assert sum((await world.one.creates()).values()) == 1
-
-
-async def test_nothing_is_rented_while_a_person_must_confirm(world: World):
-    await world.make_pool()
-    async with world.leading() as leading:
-        leading.wire.break_at("POST nodeclaims", after_effect=True)
-        pod = await world.pod("held")
-        await asyncio.wait_for(leading.wire.broken.wait(), timeout=20)
-    async with begin(world.engine) as conn:
-        await installation.hold(conn, "rows are missing")
-
-    async with world.leading():
-        await world.until_told(pod, "OnHold", "rows are missing")
-        assert await world.one.creates() == {}
-        async with begin(world.engine) as conn:
-            await installation.release_hold(conn)
-        await world.until_running(pod)
 
 
 # --- pools ---------------------------------------------------------------------------------------
