@@ -9,6 +9,7 @@ _COMMANDS = {
     "run": ("run", "command", "Run one replica of the controller."),
     "migrate": ("migrate", "command", "Bring the database to this version's schema."),
     "blocks": ("blocks", "group", "Show and clear what placement avoids."),
+    "why": ("why", "command", "Say why a Pod is placed where it is, or not at all."),
     "simulate": ("simulate", "command", "Run a simulated cloud on 127.0.0.1."),
 }
 
