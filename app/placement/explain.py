@@ -5,6 +5,7 @@ The text depends on the ranking alone, so an unchanged situation gives an unchan
 
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Any
 
 from app.api.nodepool import NodePoolSpec, Strategy
 from app.api.reasons import DeferralReason, SkipReason
@@ -17,7 +18,7 @@ EXAMPLES = 3  # places named for each reason; the decision row has them all
 
 NEVER = "the NodePool can never serve this Pod as both are now: change one of them"
 
-_WORDS = {
+WORDS = {
     SkipReason.PROVIDER_UNREGISTERED: "not configured",
     SkipReason.CAPACITY_TYPE_UNSUPPORTED: "without this capacity type",
     SkipReason.ACCELERATOR_UNSUPPORTED: "without the accelerator",
@@ -84,6 +85,7 @@ def decision_of(request: PlacementRequest, pool: str, places: list[Place]) -> De
             "price": place.usd_per_hour,
             "skip": place.reason.value if isinstance(place, Skip) else None,
             "detail": place.detail if isinstance(place, Skip) else _record(place),
+            **(_for_later(place) if isinstance(place, Skip) else {}),
         }
         for place in places
     ]
@@ -102,6 +104,13 @@ def decision_of(request: PlacementRequest, pool: str, places: list[Place]) -> De
     )
 
 
+def _for_later(skip: Skip) -> dict[str, Any]:
+    """What `app.placement.remedies` wants to know. No times: an extended block is no new decision."""
+    known: dict[str, Any] = {"for_good": True} if skip.for_good else {}
+    # Ids below 0 are no rows: what only this Pod avoids.
+    return known | ({"blocks": [row for row in skip.blocks if row > 0]} if skip.blocks else {})
+
+
 def _record(candidate: Candidate) -> str:
     if not candidate.refusals:
         return ""
@@ -118,4 +127,4 @@ def _part(reason: SkipReason, skips: Sequence[Skip]) -> str:
         examples.append("…")
     until = soonest_expiry(skips)
     when = f" until {until:%H:%M:%S} UTC" if until else ""
-    return f"{len(skips)} {_WORDS[reason]}{when} ({'; '.join(examples)})"
+    return f"{len(skips)} {WORDS[reason]}{when} ({'; '.join(examples)})"

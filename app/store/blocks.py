@@ -145,12 +145,19 @@ async def live(conn: AsyncConnection) -> list[Block]:
 
 
 async def load(
-    conn: AsyncConnection, *, provider: str | None = None, account: str | None = None, lapsed: bool = False
+    conn: AsyncConnection,
+    *,
+    ids: Sequence[int] | None = None,
+    provider: str | None = None,
+    account: str | None = None,
+    lapsed: bool = False,
 ) -> list[Block]:
     """For people: live entries, or all that are kept with ``lapsed``."""
     wanted: list[ColumnElement[bool]] = []
     if not lapsed:
         wanted.append(tables.Block.expires_at > func.clock_timestamp())
+    if ids is not None:
+        wanted.append(tables.Block.id.in_(ids))
     if provider is not None:
         wanted.append(tables.Block.provider == provider)
     if account is not None:

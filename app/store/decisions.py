@@ -100,15 +100,41 @@ async def latest(conn: AsyncConnection, pod_uid: str) -> Recorded | None:
 async def history(conn: AsyncConnection, pod_uid: str, *, limit: int = 50) -> list[Recorded]:
     """The rows of a Pod, newest first."""
     query = select(_table).where(_table.c.pod_uid == pod_uid).order_by(_table.c.id.desc()).limit(limit)
-    return [
-        Recorded(
-            decision=Decision(**{name: row[name] for name in _COLUMNS}),
-            looks=row["looks"],
-            decided_at=row["decided_at"],
-            last_decided_at=row["last_decided_at"],
-        )
-        for row in (await conn.execute(query)).mappings()
-    ]
+    return [_recorded(row) for row in (await conn.execute(query)).mappings()]
+
+
+async def latest_of(
+    conn: AsyncConnection, namespace: str, name: str, *, uid: str | None = None
+) -> Recorded | None:
+    """The newest row of the newest Pod of this name, or of the one with ``uid``; None if there is none.
+
+    For people: without ``uid`` a name that is not there costs a walk through the table.
+    """
+    query = select(_table).where(_table.c.pod_namespace == namespace, _table.c.pod_name == name)
+    if uid is not None:
+        query = query.where(_table.c.pod_uid == uid)
+    row = (await conn.execute(query.order_by(_table.c.id.desc()).limit(1))).mappings().one_or_none()
+    return None if row is None else _recorded(row)
+
+
+async def uids_of(conn: AsyncConnection, namespace: str, name: str) -> list[str]:
+    """The UIDs of all Pods of this name that were ever looked at and not forgotten, newest first."""
+    query = (
+        select(_table.c.pod_uid)
+        .where(_table.c.pod_namespace == namespace, _table.c.pod_name == name)
+        .group_by(_table.c.pod_uid)
+        .order_by(func.max(_table.c.id).desc())
+    )
+    return list((await conn.execute(query)).scalars())
+
+
+def _recorded(row: Any) -> Recorded:
+    return Recorded(
+        decision=Decision(**{name: row[name] for name in _COLUMNS}),
+        looks=row["looks"],
+        decided_at=row["decided_at"],
+        last_decided_at=row["last_decided_at"],
+    )
 
 
 async def prune(conn: AsyncConnection, *, older_than_s: float, batch: int = 10_000) -> int:

@@ -80,8 +80,9 @@ async def attend(
     keeper: Keeper,
     settings: Settings,
     now: Callable[[], datetime],
+    clock: Callable[[], float],
 ) -> Again | None:
-    """Make the call that is due, if any; `Again` until it is made."""
+    """Make the call that is due, if any; `Again` until it is made. Called too early, it asks nothing."""
     if care.failure is not None and not care.counted:
         await keeper.note(care.failure)
         care.counted = True
@@ -99,7 +100,7 @@ async def attend(
                 return Again(settings.backoff_base_s)
         return None if care.stop_told or care.stop_useless else Again(0.0)
     loop = care.loop
-    if loop is not None and loop.told and not care.unable:
+    if loop is not None and loop.told and loop.due_at <= clock() and not care.unable:
         match await keeper.restart(spec, running=care.killed is not None):
             case Kept.ASKED:
                 loop.asked, care.killed = True, None

@@ -15,7 +15,6 @@ and its owner's next one waits (a row that placement reads).
 import asyncio
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 import structlog
@@ -35,7 +34,6 @@ from app.kube.orders import (
     Order,
     Unusable,
     WatchedPort,
-    controller_of,
     order_of,
     policy_of,
     pool_of,
@@ -47,23 +45,22 @@ from app.provisioning.model import (
     Outcome,
     Over,
     Refused,
-    Release,
     Released,
     Releasing,
     Rented,
-    View,
     Waiting,
     Why,
 )
 from app.provisioning.service import Provisioning
 from app.settings import Settings
-from app.store.backoffs import Failure
 from app.vnode import restarts, status
-from app.vnode.care import Care, Cut, Loop, attend
+from app.vnode.care import attend
+from app.vnode.course import Course, name_of
 from app.vnode.order import is_daemon, is_replaced_by_owner
 from app.vnode.probes import HEALTHY, Prober
+from app.vnode.runs import Runs
 from app.vnode.status import Wanted, has_started, is_leaving, is_over, is_running
-from providers.base import ClaimUid, End, Machine, MachineState
+from providers.base import ClaimUid
 
 log = structlog.get_logger()
 
@@ -76,43 +73,7 @@ BACKLOG_QUIET_S, QUIET_MAX_S = 0.05, 30.0  # more for each Pod in a burst: its w
 RETRY_TEXT_S = 30.0  # how often the reason why nothing happens yet may change its words
 CONFLICT_S = 0.2
 PROBLEM_RETRY_MAX_S = 15.0  # what the Pod refers to is looked for again at least so often
-CUT_OFF_BEFORE = "the workload was to be cut off before its controller was started again"
 TROUBLE_AFTER = 3  # releases in a row without an accepted terminate, before people are told
-
-
-@dataclass(slots=True)
-class Course:
-    """What this process knows of one Pod beside the API objects. Moments are monotonic seconds."""
-
-    seen_at: float
-    claim_uid: ClaimUid | None = None
-    queued: bool = False  # for renting
-    outcome: Outcome | None = None
-    problem: Unusable | None = None
-    problems: int = 0  # in a row
-    noted: frozenset[Note] = frozenset()
-    edited_to: str | None = None  # an image that came too late, and was told of
-    unanswered: bool = False
-    rented_at: float | None = None
-    release: Release | None = None
-    troubles: int = 0
-    written: Obj | None = None
-    written_at: float = float("-inf")
-    deleted: bool = False
-    care: Care = field(default_factory=Care)
-
-    def serve(self, claim: ClaimUid) -> None:
-        """Begin anew for another candidate of the Pod."""
-        if self.claim_uid != claim:
-            self.claim_uid, self.queued, self.outcome, self.problem = claim, False, None, None
-            self.problems, self.care = 0, Care()
-            self.unanswered, self.rented_at, self.release, self.troubles = False, None, None, 0
-
-    @property
-    def let_go(self) -> bool:
-        """Whether every machine that is known has an accepted terminate."""
-        release = self.release
-        return isinstance(release, Released) or (isinstance(release, Releasing) and release.accepted)
 
 
 class Lifecycle:
@@ -147,6 +108,17 @@ class Lifecycle:
             changed=self.touch, dead=self.kill, failing=self._unhealthy, clock=clock, now=now, rng=rng
         )
         provisioning.inventory.on_round(self._listed)
+        self._runs = Runs(
+            key=key,
+            provisioning=provisioning,
+            settings=settings,
+            events=events,
+            write=self._write,
+            care=self._care.add,
+            end=self._end.add,
+            now=now,
+            clock=clock,
+        )
 
     def touch(self, uid: str) -> None:
         """Look at the Pod again; any UID may be given."""
@@ -228,7 +200,7 @@ class Lifecycle:
         if course is None:
             course = self._courses[uid] = Course(seen_at=self._clock())
         claims = self._claims_of(pod)
-        with structlog.contextvars.bound_contextvars(pod=_name(pod), claim=_names(claims)):
+        with structlog.contextvars.bound_contextvars(pod=name_of(pod), claim=_names(claims)):
             try:
                 return await self._look(pod, course, claims)
             except Replaced:
@@ -249,9 +221,9 @@ class Lifecycle:
             return await self._let_go(pod, course, claims)
         if is_over(pod):
             return await self._after_the_end(pod, course, claims)
-        left_s = self._deadline(pod, course)
+        left_s = self._runs.deadline(pod, course)
         if course.care.cut is not None:
-            return await self._cut(pod, course, course.care.cut)
+            return await self._runs.cut(pod, course, course.care.cut)
         if serving is not None:
             return _sooner(await self._serve(pod, course, serving), left_s)
         if claims:  # somebody has deleted the claim under the Pod
@@ -269,10 +241,10 @@ class Lifecycle:
         if claims and not course.let_go:
             grace_s = restarts.grace_s(pod)
             since = datetime.fromisoformat(pod["metadata"]["deletionTimestamp"]) - timedelta(seconds=grace_s)
-            return self._end_gently(pod, course, since=since, grace_s=grace_s)
+            return self._runs.end_gently(pod, course, since=since, grace_s=grace_s)
         if pod["metadata"].get("finalizers") and not is_over(pod):
             wanted = status.terminated(
-                pod, self._machine(course), stopped=course.care.stopped, now=self._now()
+                pod, self._runs.machine(course), stopped=course.care.stopped, now=self._now()
             )
             pod = await self._write(pod, course, wanted)
         await self._delete(pod, course)
@@ -314,9 +286,9 @@ class Lifecycle:
         if isinstance(outcome, Over) or view.state in ("ending", "ended"):
             return await self._lose(pod, course)
         if view.ref is not None:
-            if view.machine is not None and (end := self._end_of_run(pod, course, view)) is not None:
+            if view.machine is not None and (end := self._runs.end_of_run(pod, course, view)) is not None:
                 self._probes.forget(uid)
-                return await self._after_a_run(pod, course, spec, view.machine, end)
+                return await self._runs.after_a_run(pod, course, spec, view.machine, end)
             health = HEALTHY
             if (machine := status.up(view)) is not None:
                 health = self._probes.follow(pod, machine)
@@ -348,148 +320,12 @@ class Lifecycle:
     async def _lose(self, pod: Obj, course: Course) -> Again | None:
         """The claim is in release, so the Pod must not run: it is over once the machine's end is accepted."""
         if course.let_go:
-            await self._write(pod, course, status.terminated(pod, self._machine(course), now=self._now()))
+            await self._write(
+                pod, course, status.terminated(pod, self._runs.machine(course), now=self._now())
+            )
         elif course.release is None:
             self._end.add(pod["metadata"]["uid"])
         return None
-
-    def _machine(self, course: Course) -> Machine | None:
-        return self._provisioning.view(course.claim_uid).machine if course.claim_uid else None
-
-    # --- runs of the workload, and their ends ---
-
-    def _end_of_run(self, pod: Obj, course: Course, view: View) -> End | None:
-        """How a run ended that another may follow; None while it goes on, and where its end is the Pod's."""
-        machine, care = view.machine, course.care
-        if machine is None or view.gone:
-            return None
-        if (own := restarts.own_end(machine)) is not None:
-            return own if restarts.wants_restart(pod, own) else None
-        if machine.state is not MachineState.RUNNING:
-            return None
-        if care.loop is not None and machine.started_at is not None:
-            if care.loop.run == machine.started_at:
-                return care.loop.end  # an old sight, or a run that is only being cut off
-        elif care.loop is None and care.killed is None and machine.started_at is not None:
-            container = restarts.container_of(pod)
-            if restarts.tells_of(container, machine):  # a former leader meant to cut it off
-                care.killed, care.killed_at = CUT_OFF_BEFORE, self._now()
-        return restarts.killed(care.killed, now=care.killed_at or self._now()) if care.killed else None
-
-    async def _after_a_run(
-        self, pod: Obj, course: Course, spec: ClaimSpec, machine: Machine, end: End
-    ) -> Again | None:
-        """The workload has ended, or is to: start it again on its machine, or else that was the last run."""
-        able, care, settings = self._provisioning.keep.restarts(self._key), course.care, self._settings
-        if able is None:
-            return Again(settings.backoff_max_s)  # unknown changes nothing
-        if not able or care.unable or not restarts.wants_restart(pod, end):
-            return await self._after_the_last_run(pod, course, spec, machine, end)
-        loop, clock = care.loop, self._clock()
-        if loop is None or loop.run != machine.started_at:
-            container = restarts.container_of(pod)
-            another = loop is not None or not restarts.tells_of(container, machine)
-            crashes = container.get("restartCount", 0) if care.crashes is None else care.crashes
-            if restarts.ran_s(machine, end) >= settings.restart_reset_s:
-                crashes = 0
-            wait_s = restarts.wait_s(crashes, base_s=settings.restart_base_s, max_s=settings.restart_max_s)
-            waited_s = 0.0
-            if (
-                care.crashes is None and end.at is not None
-            ):  # a former leader may have waited for a part of it
-                waited_s = max(0.0, (self._now() - end.at).total_seconds())
-            loop = care.loop = Loop(
-                run=machine.started_at,
-                end=end,
-                wait_s=wait_s,
-                due_at=clock + max(0.0, wait_s - waited_s),
-                told=not another,
-            )
-            care.crashes = crashes + 1
-        if not loop.told:
-            another = restarts.between_runs(restarts.container_of(pod))
-            wanted = status.between(
-                pod, machine, loop.end, wait_s=loop.wait_s, another=another, now=self._now()
-            )
-            pod = await self._write(pod, course, wanted)
-            loop.told = True
-            if loop.wait_s > 0:
-                self._events.note(pod, type="Warning", reason="BackOff", message=status.RESTARTING)
-        if loop.asked:
-            return None
-        if (left_s := loop.due_at - clock) > 0:
-            return Again(left_s)
-        self._care.add(pod["metadata"]["uid"])
-        return None
-
-    async def _after_the_last_run(
-        self, pod: Obj, course: Course, spec: ClaimSpec, machine: Machine, end: End
-    ) -> Again | None:
-        """No further run on this machine. An owner that would have had one waits for its next machine."""
-        care, owner = course.care, controller_of(pod)
-        if restarts.wants_restart(pod, end) and owner is not None and not care.counted:
-            code = "an unknown code" if end.exit_code is None else f"code {end.exit_code}"
-            care.failure = Failure(
-                owner_uid=owner["uid"],
-                claim_uid=spec.uid,
-                message=f"{_name(pod)} ended with {code}",
-                ran_s=restarts.ran_s(machine, end),
-            )
-            self._care.add(pod["metadata"]["uid"])
-            return None
-        if care.killed is None:
-            await self._write(pod, course, status.ended(pod, machine, now=self._now()))
-            return None
-        since = care.killed_at or self._now()
-        care.cut = Cut(reason=PodReason.FAILED, message=care.killed, since=since)
-        return await self._cut(pod, course, care.cut)
-
-    def _deadline(self, pod: Obj, course: Course) -> float | None:
-        """Seconds until ``activeDeadlineSeconds`` is over; once it is, the Pod's work is cut off."""
-        deadline, machine = restarts.deadline_of(pod), self._machine(course)
-        if deadline is None or course.care.cut is not None:
-            return None
-        left_s = (deadline - self._now()).total_seconds()
-        own = restarts.own_end(machine)
-        if left_s <= 0 and (own is None or restarts.wants_restart(pod, own)):
-            course.care.cut = Cut(
-                reason=PodReason.DEADLINE_EXCEEDED, message=PodMessage.DEADLINE, since=deadline
-            )
-        return max(0.05, left_s)
-
-    async def _cut(self, pod: Obj, course: Course, cut: Cut) -> Again | None:
-        """End the Pod's work within its grace, and say so once the machine's end is accepted."""
-        if not course.let_go:
-            return self._end_gently(pod, course, since=cut.since, grace_s=restarts.grace_s(pod))
-        wanted = status.cut_off(
-            pod, self._machine(course), reason=cut.reason, message=cut.message, now=self._now()
-        )
-        await self._write(pod, course, wanted)
-        return None
-
-    def _end_gently(self, pod: Obj, course: Course, *, since: datetime, grace_s: float) -> Again | None:
-        """Release the machine, but not while a workload that can hear of its end may still use its grace.
-
-        The hook's sleep is a part of the grace. A grace that got shorter meanwhile is told to the cloud, too.
-        """
-        uid, care, machine = pod["metadata"]["uid"], course.care, self._machine(course)
-        if course.release is not None:
-            return None
-        stop_by = since + timedelta(seconds=grace_s)
-        now = self._now()
-        left_s = min(grace_s, (stop_by - now).total_seconds())
-        up = machine is not None and machine.state is MachineState.RUNNING
-        if left_s <= 0 or not up or care.stop_useless or not self._provisioning.keep.stops(self._key):
-            self._end.add(uid)
-            return None
-        sleep_left_s = (since + timedelta(seconds=restarts.sleep_s(pod)) - now).total_seconds()
-        if sleep_left_s > 0:
-            return Again(min(sleep_left_s, left_s))
-        if care.stop_by is None or stop_by < care.stop_by:
-            care.stop_by, care.stop_told = stop_by, False
-        if not care.stop_told:
-            self._care.add(uid)
-        return Again(left_s)
 
     async def _care_one(self, uid: str) -> Again | None:
         pod, course = self._pod(uid), self._courses.get(uid)
@@ -503,7 +339,9 @@ class Lifecycle:
             return None
         if is_leaving(pod) or course.care.cut is not None:
             course.care.loop = None  # its last run is over
-        with structlog.contextvars.bound_contextvars(pod=_name(pod), claim=_names([claim] if claim else [])):
+        with structlog.contextvars.bound_contextvars(
+            pod=name_of(pod), claim=_names([claim] if claim else [])
+        ):
             try:
                 return await attend(
                     course.care,
@@ -511,6 +349,7 @@ class Lifecycle:
                     keeper=self._provisioning.keep,
                     settings=self._settings,
                     now=self._now,
+                    clock=self._clock,
                 )
             finally:
                 self._follow.add(uid)
@@ -650,7 +489,7 @@ class Lifecycle:
             return None
         if course.unanswered or isinstance(course.outcome, Rented | Refused | Over):
             return None
-        with structlog.contextvars.bound_contextvars(pod=_name(pod), claim=claim["metadata"]["name"]):
+        with structlog.contextvars.bound_contextvars(pod=name_of(pod), claim=claim["metadata"]["name"]):
             try:
                 return await self._ensure(pod, course, claim)
             finally:
@@ -711,7 +550,7 @@ class Lifecycle:
         if pod is None or course is None or isinstance(course.release, Released):
             return None
         claims = self._claims_of(pod)
-        with structlog.contextvars.bound_contextvars(pod=_name(pod), claim=_names(claims)):
+        with structlog.contextvars.bound_contextvars(pod=name_of(pod), claim=_names(claims)):
             try:
                 return await self._release(pod, course, claims)
             finally:
@@ -767,10 +606,6 @@ def _version(obj: Obj) -> int:
     """The resourceVersion as a number, which the API server lets compare within one kind; 0 if it is none."""
     text = obj["metadata"]["resourceVersion"]
     return int(text) if text.isdecimal() else 0
-
-
-def _name(pod: Obj) -> str:
-    return f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
 
 
 def _names(claims: list[Obj]) -> str:
