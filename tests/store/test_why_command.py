@@ -93,7 +93,8 @@ async def test_equal_looks_are_counted_and_a_block_shows_its_end_and_what_the_cl
     title, way = rest[1:]
     assert title == "What would make it placeable:"
     assert re.fullmatch(
-        rf"  - waiting: aws Spot r1 \(capacity\) is tried again in 12\dm; sooner with: nebula blocks clear {row}",
+        r"  - waiting: aws Spot r1 \(capacity\) is tried again in 12\dm;"
+        rf" sooner with: nebula blocks clear {row}",
         way,
     )
 
