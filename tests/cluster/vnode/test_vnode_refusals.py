@@ -1,11 +1,13 @@
 """What is not rented, and what becomes of its Pod."""
 
+import asyncio
+
 import pytest
 
 from app.api import keys
 from app.kube import paths
 from app.kube.client import Obj
-from tests.cluster.vnode.vnode_world import World, condition_of, state_of
+from tests.cluster.vnode.vnode_world import DEADLINE_S, World, condition_of, state_of
 
 
 async def sold_out(world: World) -> None:
@@ -45,6 +47,47 @@ async def test_a_refused_pod_of_an_owner_is_reaped(world: World) -> None:
     assert seen[0] == "PATCH pods/status"
     assert seen[-1] == "DELETE pods"
     assert await world.cloud.machines() == []
+
+
+@pytest.mark.behaviour(107, 108)
+@pytest.mark.parametrize("replaced", [True, False])
+async def test_reaping_takes_no_pod_but_the_refused_one(world: World, replaced: bool) -> None:
+    """The refused Pod goes, and perhaps a new one of its name comes, just before it is to be deleted."""
+    await sold_out(world)
+    name = "phoenix"
+    owner = {"apiVersion": "tests.local/v1", "kind": "Set", "name": "s", "uid": "u", "controller": True}
+    replacement: asyncio.Future[Obj | None] = asyncio.get_running_loop().create_future()
+
+    async def replace(what: str, whose: str) -> None:
+        if (what, whose) == ("DELETE pods", name):
+            world.wire.before = None
+            await world.kube.delete(paths.pod(world.namespace, name), grace_s=0)
+            replacement.set_result(await world.pod(name=name, claimed=False) if replaced else None)
+
+    async with world.running():
+        world.wire.before = replace
+        old = await world.pod(name=name, owner=owner)
+        new = await asyncio.wait_for(replacement, DEADLINE_S)
+        if new is None:
+            await world.until_gone(old)
+        else:
+            after = await world.until_reason(new, "ConfigError")
+            assert after["metadata"]["uid"] != old["metadata"]["uid"]
+            assert "deletionTimestamp" not in after["metadata"]
+
+
+@pytest.mark.behaviour(105)
+async def test_a_running_pod_of_an_owner_is_never_reaped(world: World) -> None:
+    owner = {"apiVersion": "tests.local/v1", "kind": "Set", "name": "s", "uid": "u", "controller": True}
+    async with world.running():
+        running = await world.pod(owner=owner)
+        await world.until_ready(running)
+        await sold_out(world)
+        await world.until_gone(await world.pod(owner=owner))  # one beside it is refused, and reaped
+        still = await world.see(running)
+
+    assert still is not None
+    assert still["status"]["phase"] == "Running"
 
 
 @pytest.mark.behaviour(110)

@@ -125,6 +125,7 @@ BAD = {
 }
 
 
+@pytest.mark.behaviour(9)
 @pytest.mark.parametrize("name", BAD)
 async def test_a_review_that_cannot_be_understood_is_an_error_with_a_message(name):
     status, text = await posted(BAD[name])

@@ -17,6 +17,7 @@ def asking(*, limits=None, requests=None, name="main"):
     )
 
 
+@pytest.mark.behaviour(16, 17, 18, 20, 21, 22)
 @pytest.mark.parametrize(
     ("label", "containers", "accelerator"),
     [
