@@ -8,7 +8,6 @@ read from the Pod.
 
 import dataclasses
 import ipaddress
-from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -20,13 +19,11 @@ from app.kube.client import Kube, Obj
 from app.kube.environment import Note, Resolved, UnreadableLogin, resolve
 from app.provisioning.model import ClaimPort, ClaimSpec, LiveClaim, Mark, Policy
 from app.workload.environment import Unresolved
+from app.workload.owners import template_of
 from app.workload.registries import is_image
 from app.workload.shapes import Unsupported, unsupported
 from app.workload.transform import build
 from providers.base import ClaimUid, Egress, EgressMode, Workload
-
-_REVISION_LABELS = ("controller-revision-hash", "pod-template-hash")
-
 
 CONFIG_PROBLEM = "CreateContainerConfigError"
 IMAGE_NAME_PROBLEM = "InvalidImageName"
@@ -107,22 +104,6 @@ def policy_of(pool: NodePool, pod: Obj, *, jitter_s: float) -> Policy:
     """The pool's time for blocks, plus ``jitter_s`` so that not all waiters come at once."""
     ttl_s = pool.spec.failover.blocklist_ttl.total_seconds()
     return Policy(block_ttl_s=ttl_s + jitter_s, template=template_of(pod))
-
-
-def controller_of(pod: Obj) -> Mapping[str, Any] | None:
-    """The owner reference of the controller that would replace this Pod, if it has one."""
-    owners = pod["metadata"].get("ownerReferences") or ()
-    return next((owner for owner in owners if owner.get("controller")), None)
-
-
-def template_of(pod: Obj) -> str:
-    """The name of the template that the Pod was made from: placement's own, so that its blocks match."""
-    owner = controller_of(pod)
-    if owner is None:
-        return str(pod["metadata"]["uid"])
-    labels = pod["metadata"].get("labels") or {}
-    revision = next((labels[label] for label in _REVISION_LABELS if labels.get(label)), "")
-    return f"{owner['uid']}/{revision}" if revision else str(owner["uid"])
 
 
 class WatchedPort:

@@ -53,7 +53,7 @@ from app.placement.objects import (
 )
 from app.placement.rank import Place, Skip, chosen
 from app.placement.ranking import Ranking
-from app.placement.request import InvalidRequest, PlacementRequest, controller_of, pool_name, request_of
+from app.placement.request import InvalidRequest, PlacementRequest, pool_name, request_of
 from app.placement.reserve import Hands, Reserve
 from app.placement.telling import Events, Teller
 from app.placement.waiting import Key, Mark, Wait, Waiting, offset_s
@@ -63,6 +63,7 @@ from app.store.backoffs import Backoff
 from app.store.decisions import Decision
 from app.store.engine import StoreUnavailable
 from app.store.reservations import Reservation
+from app.workload.owners import controller_of
 from catalog.offerings import Offerings
 
 log = structlog.get_logger()

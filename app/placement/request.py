@@ -7,17 +7,16 @@ again: it is frozen on the claim.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Any
 
 from app.api.keys import NODE_POOL_LABEL
 from app.api.not_built import annotation_refusals
 from app.placement.constraints import NodeConstraints, Obj, constraints_of
 from app.workload import BadRequest, Unsupported, accelerator_of, build, max_price_of, options_of
 from app.workload.environment import Environment
+from app.workload.owners import controller_of, template_of
 from providers.base import Accelerator, PodUid, Workload
 
 # What tells one revision of an owner's template from the next, where the owner itself lives on.
-_REVISION_LABELS = ("controller-revision-hash", "pod-template-hash")
 
 
 class InvalidRequest(ValueError):
@@ -97,22 +96,6 @@ def pool_name(pod: Obj) -> str | None:
     """The NodePool that the Pod names, if any."""
     labels = pod["metadata"].get("labels") or {}
     return labels.get(NODE_POOL_LABEL) or None
-
-
-def controller_of(pod: Obj) -> Mapping[str, Any] | None:
-    """The owner reference of the controller that would replace this Pod, if it has one."""
-    owners = pod["metadata"].get("ownerReferences") or ()
-    return next((owner for owner in owners if owner.get("controller")), None)
-
-
-def template_of(pod: Obj) -> str:
-    """The owner's UID and revision, or the Pod's own UID: equal for two Pods made from one template."""
-    owner = controller_of(pod)
-    if owner is None:
-        return str(pod["metadata"]["uid"])
-    labels = pod["metadata"].get("labels") or {}
-    revision = next((labels[label] for label in _REVISION_LABELS if labels.get(label)), "")
-    return f"{owner['uid']}/{revision}" if revision else str(owner["uid"])
 
 
 def _is_jobs(pod: Obj) -> bool:

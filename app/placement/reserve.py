@@ -36,7 +36,7 @@ from app.placement.desk import MayNotPlace, Seen
 from app.placement.objects import leaving, uid_of
 from app.placement.rank import History, Usage
 from app.placement.ranking import Ranking
-from app.placement.request import InvalidRequest, controller_of, request_of
+from app.placement.request import InvalidRequest, request_of
 from app.placement.standing import Objection, Standing, objection_to, standing_of
 from app.placement.telling import Events, Teller
 from app.placement.waiting import Key
@@ -45,6 +45,7 @@ from app.provisioning.model import ClaimSpec, Outcome, Over, Refused, Release, R
 from app.provisioning.service import Provisioning
 from app.settings import Settings
 from app.store.blocks import Block, Cause
+from app.workload.owners import controller_of
 from providers.base import ClaimUid
 
 log = structlog.get_logger()

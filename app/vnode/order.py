@@ -2,7 +2,7 @@
 
 from app.api import keys
 from app.kube.client import Obj
-from app.kube.orders import controller_of
+from app.workload.owners import controller_of
 
 
 def is_replaced_by_owner(pod: Obj) -> bool:

@@ -10,7 +10,6 @@ from app.api.reasons import PodMessage, PodReason
 from app.inventory.rounds import AccountKey
 from app.kube.client import Obj
 from app.kube.events import Recorder
-from app.kube.orders import controller_of
 from app.kube.queue import Again
 from app.provisioning.model import ClaimSpec, View
 from app.provisioning.service import Provisioning
@@ -20,6 +19,7 @@ from app.vnode import restarts, status
 from app.vnode.care import Cut, Loop
 from app.vnode.course import Course, name_of
 from app.vnode.status import Wanted
+from app.workload.owners import controller_of
 from providers.base import End, Machine, MachineState
 
 CUT_OFF_BEFORE = "the workload was to be cut off before its controller was started again"

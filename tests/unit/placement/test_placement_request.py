@@ -4,7 +4,8 @@ from decimal import Decimal
 
 import pytest
 
-from app.placement.request import InvalidRequest, pool_name, request_of, template_of
+from app.placement.request import InvalidRequest, pool_name, request_of
+from app.workload.owners import template_of
 
 TYPE = "nebula.inftyai.com/accelerator-type"
 GPU = "nvidia.com/gpu"
@@ -154,6 +155,14 @@ def test_pods_of_one_template_share_its_key_and_another_revision_does_not():
 
     assert template_of(first) == template_of(second) != template_of(changed)
     assert template_of(bare) == "u-1"
+
+
+def test_a_forged_owner_blocks_no_other_namespaces_template():
+    owner = {"uid": "rs-1", "controller": True}
+    victim, forger = a_pod(owners=[owner]), a_pod(owners=[owner])
+    forger["metadata"]["namespace"] = "elsewhere"
+
+    assert template_of(victim) != template_of(forger)
 
 
 @pytest.mark.behaviour(32)

@@ -9,7 +9,6 @@ from prometheus_client import REGISTRY
 from app.api import keys
 from app.kube import orders
 from app.kube.environment import Resolved
-from app.placement import request as placement
 from app.provisioning import metrics
 from app.provisioning.model import ClaimSpec, Outcome, Over, Refused, Rented, Waiting, Why
 from app.vnode import order
@@ -50,23 +49,6 @@ def a_claim(provider: str = "fake", **changes: Any) -> ClaimSpec:
 def a_claim_object(**spec: Any) -> dict[str, Any]:
     pod = {"namespace": "ns", "name": "p", "uid": "pod-uid"}
     return {"metadata": {"name": "c", "uid": "c"}, "spec": {"podRef": pod, "provider": "fake", **spec}}
-
-
-@pytest.mark.parametrize(
-    "metadata",
-    [
-        {},
-        {"ownerReferences": [OWNER]},
-        {"ownerReferences": [OWNER], "labels": {"pod-template-hash": "abc"}},
-        {"ownerReferences": [OWNER], "labels": {"controller-revision-hash": "r-1", "pod-template-hash": "x"}},
-        {"ownerReferences": [{**OWNER, "controller": False}]},
-    ],
-    ids=["bare", "owned", "deployment", "stateful-set", "owner-without-control"],
-)
-def test_a_template_has_the_name_that_placement_looks_blocks_up_by(metadata: dict[str, Any]) -> None:
-    pod = a_pod(metadata=metadata)
-
-    assert orders.template_of(pod) == placement.template_of(pod)
 
 
 @pytest.mark.parametrize(
