@@ -11,6 +11,8 @@ from app.provisioning.model import ClaimSpec, Over, Releasing, Rented, Waiting, 
 from tests.cluster.provisioning.conftest import Bench
 from tests.support.clouds import SMALL
 
+pytestmark = pytest.mark.slow
+
 LAGGING = {**SMALL, "lag": {"list_create_s": 1.0, "get_create_s": 1.0}}
 REPLAYING = {**SMALL, "idempotent_for_s": 60}
 

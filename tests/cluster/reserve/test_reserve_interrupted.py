@@ -11,6 +11,8 @@ from tests.cluster.reserve.test_reserve import QUEUES
 from tests.cluster.reserve.world import World, leaving, path_of, uid_of
 from tests.support.composed import until
 
+pytestmark = pytest.mark.slow
+
 # --- crashes -------------------------------------------------------------------------------------
 
 

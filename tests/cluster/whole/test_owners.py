@@ -16,6 +16,8 @@ from tests.cluster.whole.owners_world import (
     restarts_of,
 )
 
+pytestmark = pytest.mark.slow
+
 # --- Jobs ----------------------------------------------------------------------------------------
 
 

@@ -9,6 +9,8 @@ from app.api import keys
 from app.api.reasons import PLACED_CONDITION
 from tests.cluster.whole.owners_world import Owners, condition_of, is_gated
 
+pytestmark = pytest.mark.slow
+
 Obj = dict[str, Any]
 
 

@@ -14,6 +14,8 @@ from tests.cluster.whole.conftest import running
 from tests.cluster.whole.owners_world import Owners, instance_of, is_ready
 from tests.support.cluster import Kubectl
 
+pytestmark = pytest.mark.slow
+
 PODS = 3
 GRACE_S = 6
 OURS = ("pods", "nodeclaims", "cloudpodbindings", "nodepools", "nodes")
