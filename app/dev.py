@@ -17,10 +17,14 @@ from app.kube import paths
 from app.kube.client import Kube, Obj
 from app.kube.errors import Exists
 from app.settings import ProviderEntry, Settings
-from app.store.devserver import DevPostgres, default_data_dir
+from app.store.devserver import DevPostgres, NoServer, NotStarted, default_data_dir
 
 log = structlog.get_logger()
 CLOUD_START_S = 30.0
+
+
+class NotBroughtUp(RuntimeError):
+    """A part could not be started; the message says which and why."""
 
 
 @contextmanager
@@ -31,7 +35,10 @@ def bring_up(settings: Settings) -> Iterator[Settings]:
     changes: dict[str, object] = {}
     with ExitStack() as stack:
         if settings.database_url is None:
-            server = stack.enter_context(DevPostgres(folder / "postgres", durable=True))
+            try:
+                server = stack.enter_context(DevPostgres(folder / "postgres", durable=True))
+            except (NoServer, NotStarted) as error:
+                raise NotBroughtUp(f"--dev-dir {folder}: {error}") from error
             changes["database_url"] = server.url
         if not settings.providers:
             url = stack.enter_context(_fake_cloud(folder / "fake-cloud"))
@@ -69,7 +76,7 @@ def _listening(poll: Callable[[], int | None], output: Path) -> str:
         if poll() is not None:
             break
         time.sleep(0.05)
-    raise RuntimeError(f"the fake cloud did not start:\n{processes.tail(output)}")
+    raise NotBroughtUp(f"the fake cloud did not start:\n{processes.tail(output)}")
 
 
 async def prepare_cluster(kube: Kube, namespace: str) -> None:

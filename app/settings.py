@@ -111,7 +111,10 @@ class Settings(BaseModel):
         False,
         description="Bring an embedded Postgres and a fake cloud, and apply the CRDs. Never in a cluster.",
     )
-    dev_dir: str | None = Field(None, description="Where --dev keeps its database and its fake cloud.")
+    dev_dir: str | None = Field(
+        None,
+        description="Where --dev keeps its database and its fake cloud; by default the user's data folder.",
+    )
 
     database_url: str | None = Field(
         None, repr=False, description="postgresql://user:password@host:port/name, required without --dev."

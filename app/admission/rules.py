@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from app import workload
 from app.admission import sold
+from app.admission.spelling import misspelt
 from app.api.keys import (
     ACCOUNT_LABEL,
     AIBRIX_GROUP,
@@ -147,6 +148,7 @@ def unmendable(pod: Obj, *, stock: Stock = NOTHING_KNOWN) -> list[str]:
         found.append(str(error))
     else:
         found += sold.unsold(pod, accelerator=accelerator, stock=stock)
+    found += misspelt(pod["metadata"])
     return found + _annotations(pod["metadata"].get("annotations") or {}, stock=stock)
 
 

@@ -67,9 +67,13 @@ def command(**flags: Any) -> None:
     logs.configure(level=settings.log_level, style=settings.log_format)
     with ExitStack() as stack:
         if settings.dev:
-            from app.dev import bring_up
+            from app.dev import NotBroughtUp, bring_up
 
-            settings = stack.enter_context(bring_up(settings))
+            try:
+                settings = stack.enter_context(bring_up(settings))
+            except NotBroughtUp as error:
+                raise click.ClickException(str(error)) from None
+            click.echo(f"export NEBULA_DATABASE_URL='{settings.database_url}'")
         from app.inventory.accounts import BadOptions
 
         try:
@@ -78,6 +82,8 @@ def command(**flags: Any) -> None:
             raise _first(refused) from None
         except* BadOptions as refused:
             raise click.UsageError(str(_first(refused))) from None
+        except* OSError as refused:  # an address that somebody else listens on
+            raise click.ClickException(str(_first(refused))) from None
         except* Exception as failures:
             import structlog
 
