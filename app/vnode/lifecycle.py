@@ -421,9 +421,13 @@ class Lifecycle:
         return after
 
     async def _delete(self, pod: Obj, course: Course) -> None:
-        """The last delete. A grace of 0 on the Pod says that it was sent, and finalizers keep the object."""
+        """The last delete, sent until it is done: until only finalizers of others keep the object.
+
+        A grace of 0 on the Pod says no more than that the API server began: it writes the grace, then removes
+        the object, and whoever dies or hangs up in between (a client, too) leaves the Pod there for good.
+        """
         metadata = pod["metadata"]
-        if course.deleted or (is_leaving(pod) and metadata.get("deletionGracePeriodSeconds") == 0):
+        if course.deleted or (metadata.get("finalizers") and metadata.get("deletionGracePeriodSeconds") == 0):
             return
         await self._kube.delete(
             paths.pod(metadata["namespace"], metadata["name"]),

@@ -1,6 +1,7 @@
 """A bound Pod gets its machine, tells of it, and gives it back."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from app.api import keys
 from app.kube import paths
 from app.kube.client import Obj
+from app.kube.errors import Unreachable
 from providers.base import MachineState
 from tests.cluster.vnode.vnode_world import DEADLINE_S, World, condition_of, is_ready, state_of
 from tests.support.clouds import SMALL
@@ -66,6 +68,42 @@ async def test_a_pod_with_a_finalizer_is_shown_as_ended_before_it_is_let_go(worl
         state_of(ended)["terminated"]["exitCode"] == 143
     )  # what the workload said when it was asked to stop
     assert world.wire.about(pod["metadata"]["name"]).count("DELETE pods") == 1
+
+
+async def test_a_last_delete_that_was_cut_off_in_the_api_server_is_sent_again(world: World) -> None:
+    """The API server writes a grace of 0 and then removes the Pod; who hangs up stops it in between."""
+
+    async def refuse(what: str, _name: str) -> None:
+        if what == "DELETE pods":
+            raise Unreachable("kept back by the test")
+
+    world.wire.before = refuse
+    async with world.running():
+        left_behind = [pod async for pod in _cut_off_deletes(world)]
+        assert left_behind
+        world.wire.before = None
+
+        for pod in left_behind:
+            await world.until_gone(pod)
+
+
+async def _cut_off_deletes(world: World) -> AsyncIterator[Obj]:
+    """Delete Pods and hang up at moments from too early to too late; the first left in between."""
+    for n in range(600):
+        name = f"cut-{n}"
+        pod = await world.pod(name=name, claimed=False, nodeName=world.node, schedulingGates=[])
+        path = paths.pod(world.namespace, name)
+        await world.kube.delete(path)
+        last = asyncio.create_task(world.kube.delete(path, grace_s=0))
+        await asyncio.wait([last], timeout=0.001 + n % 20 * 0.0004)
+        last.cancel()
+        await asyncio.wait([last])
+        seen = await world.see(pod)
+        if seen is not None and seen["metadata"]["deletionGracePeriodSeconds"] == 0:
+            await asyncio.sleep(0.2)  # the server may be about to remove it all the same
+            if await world.see(pod) is not None:
+                yield pod
+                return
 
 
 @pytest.mark.behaviour(160)
