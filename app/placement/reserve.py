@@ -18,11 +18,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 import structlog
-from pydantic import ValidationError
 
 from app.api import keys
 from app.api.nodeclaim import NodeClaim
-from app.api.nodepool import FailoverMode, NodePool
+from app.api.nodepool import FailoverMode
 from app.kube import paths
 from app.kube.cache import Cache
 from app.kube.claims import ClaimDoor, UnreadableClaim, claim_spec
@@ -34,11 +33,11 @@ from app.placement import objects
 from app.placement.courses import Course, Lost
 from app.placement.desk import MayNotPlace, Seen
 from app.placement.objects import leaving, uid_of
-from app.placement.rank import History, Usage
+from app.placement.progress import Progress, place_of
 from app.placement.ranking import Ranking
-from app.placement.request import InvalidRequest, request_of
-from app.placement.standing import Objection, Standing, objection_to, standing_of
+from app.placement.standing import Standing, standing_of
 from app.placement.telling import Events, Teller
+from app.placement.terms import Terms
 from app.placement.waiting import Key
 from app.provisioning import metrics
 from app.provisioning.model import ClaimSpec, Outcome, Over, Refused, Release, Released, Waiting, Why
@@ -51,9 +50,6 @@ from providers.base import ClaimUid
 log = structlog.get_logger()
 
 WORKERS = 64  # as many creates may wait for their answer at once
-QUIET_S = 1.0  # a candidate that is decided sooner is not worth a write on the Pod
-TRYING_S = 5.0  # nor is a Pod that goes from one to the next, for so long
-TEXT_S = 30.0  # how often the words about one candidate may change
 # What a claim of which nothing was sent waits for, and may wait for in vain.
 _NOT_SENT = frozenset({Why.RETRY, Why.NO_ACCOUNT, Why.THROTTLED})
 
@@ -97,11 +93,20 @@ class Reserve:
         clock: Callable[[], float],
         rng: random.Random | None = None,
     ) -> None:
-        self._kube, self._pods, self._pools, self._namespaces = kube, pods, pools, namespaces
-        self._ranking = ranking
+        self._kube, self._pods, self._pools = kube, pods, pools
         self._provisioning, self._settings = provisioning, settings
-        self._teller, self._events, self._hands = teller, events, hands
-        self._now, self._clock, self._rng = now, clock, rng or random.Random()
+        self._events, self._hands = events, hands
+        self._now, self._clock = now, clock
+        self._progress = Progress(teller=teller, clock=clock)
+        self._terms = Terms(
+            pools=pools,
+            namespaces=namespaces,
+            ranking=ranking,
+            provisioning=provisioning,
+            settings=settings,
+            now=now,
+            rng=rng or random.Random(),
+        )
         self._door = ClaimDoor(kube)
         self._queue: WorkQueue[Key] | None = None
         self._courses: dict[Key, Course] = {}
@@ -194,6 +199,10 @@ class Reserve:
             for number, lost in enumerate(course.lost.values(), start=1)
         ]
 
+    async def wait_for_gates(self, key: Key, pod: Obj, others: Sequence[str]) -> None:
+        """Nothing is rented yet: somebody else holds the Pod back."""
+        await self._progress.waits_for_gates(key, pod, others)
+
     def forget(self, key: Key) -> None:
         """The Pod is gone, or not gated any more."""
         course = self._courses.pop(key, None)
@@ -248,25 +257,23 @@ class Reserve:
     async def _serve(self, key: Key, pod: Obj, course: Course, stored: Obj) -> Again | None:
         """From a claim to a machine in hand, and to the lifted gate."""
         if others := objects.other_gates(pod):
-            await self.wait_for_gates(key, pod, others)
+            await self._progress.waits_for_gates(key, pod, others)
             return None
         try:
             spec = claim_spec(stored)
         except UnreadableClaim as error:
-            await self._teller.say(key, pod, placed=False, reason="StaleClaim", message=str(error))
+            await self._progress.cannot_be_read(key, pod, str(error))
             return Again(self._settings.stale_retry_s)
         claim = NodeClaim.model_validate(stored)
         pool = self._pools.get("", spec.pool)
-        if (objection := self._object(pod, claim, pool)) is not None and objection.lasting:
+        if (objection := self._terms.objection(pod, claim, pool)) is not None and objection.lasting:
             pool = await self._kube.find(paths.nodepool(spec.pool))  # a cache may only be late
-            if (objection := self._object(pod, claim, pool)) is not None and objection.lasting:
+            if (objection := self._terms.objection(pod, claim, pool)) is not None and objection.lasting:
                 return await self._give_up(key, pod, course, spec, kind="pool", why=objection.text)
         view = self._provisioning.view(spec.uid)
         if view.state != "live" or view.ref is None:
             await self._hands.permit()
-            if self._has_tried_long(course):
-                message = f"renting at {_place(spec)}, candidate {max(1, course.tried)} that is tried"
-                await self._say(key, pod, course, about="trying", message=message)
+            await self._progress.tries_long(key, pod, course, spec)
             outcome, problem = await self._rent(key, pod, course, stored, spec)
             if (again := await self._judge(key, pod, course, spec, outcome, problem)) is not None:
                 return again
@@ -285,15 +292,15 @@ class Reserve:
             order = await order_of(self._kube, pod, stored, spec)
         except Unusable as error:
             problem = str(error)
-            pool = self._pool(spec)
+            pool = self._terms.pool(spec)
         if order is not None and not course.noted:
             course.noted = True
             for note in order.notes:
                 self._events.note(pod, type="Warning", reason=note.reason, message=note.message)
-        policy = policy_of(pool, pod, jitter_s=self._jitter_s())
+        policy = policy_of(pool, pod, jitter_s=self._terms.jitter_s())
         port = WatchedPort(self._door, clock=self._clock)
         async with asyncio.TaskGroup() as tasks:
-            slow = tasks.create_task(self._tell_if_slow(key, pod, course, spec), name="reserve-tell")
+            slow = tasks.create_task(self._progress.is_slow(key, pod, course, spec), name="reserve-tell")
             outcome = await self._provisioning.ensure(
                 spec, order.workload if order is not None else None, port=port, policy=policy
             )
@@ -314,18 +321,17 @@ class Reserve:
                 why = "it is in release"
                 return await self._give_up(key, pod, course, spec, kind="released", why=why, refused=True)
             case Waiting(why=Why.NO_WORKLOAD):
-                text = problem or outcome.message
-                await self._teller.say(key, pod, placed=False, reason="ConfigError", message=text)
+                await self._progress.lacks(key, pod, problem or outcome.message)
                 return Again(self._settings.backoff_max_s)
             case Waiting(why=why, message=message, after_s=after_s):
-                limit_s = self._unknown_limit_s(spec)
+                limit_s = self._terms.unknown_s(spec)
                 if why is Why.UNKNOWN and outcome.for_s >= limit_s:
                     text = f"no answer for {outcome.for_s:.0f} s whether a machine was rented"
                     return await self._give_up(key, pod, course, spec, kind="unknown", why=text)
                 if why in _NOT_SENT and self._clock() - course.began >= limit_s:
                     return await self._give_up(key, pod, course, spec, kind="unavailable", why=message)
                 doubt = "no answer whether a machine was rented" if why is Why.UNKNOWN else "retrying"
-                await self._tell(key, pod, course, spec, f": {doubt}: {message}")
+                await self._progress.rents(key, pod, course, spec, f": {doubt}: {message}")
                 return Again(after_s)
             case _:
                 return None
@@ -347,16 +353,18 @@ class Reserve:
                 await self._bind(course, stored)
                 until = self._now() + timedelta(seconds=left_s)
                 text = f": queued by the provider, which has until {until:%H:%M} UTC to commit capacity"
-                await self._tell(key, pod, course, spec, text)
-                return Again(min(left_s, self._quiet_left_s(course) or left_s))
+                await self._progress.rents(key, pod, course, spec, text)
+                return Again(min(left_s, self._progress.quiet_left_s(course) or left_s))
             case Standing.UNSEEN:
-                await self._tell(key, pod, course, spec, ": waiting for the provider to show the machine")
+                await self._progress.rents(
+                    key, pod, course, spec, ": waiting for the provider to show the machine"
+                )
                 return Again(self._settings.list_busy_s)
 
     async def _place(self, key: Key, pod: Obj, course: Course, stored: Obj, spec: ClaimSpec) -> Again | None:
         """The pool is read once more, live: what it says when the gate goes is what counts."""
         pool = await self._kube.find(paths.nodepool(spec.pool))
-        objection = self._object(pod, NodeClaim.model_validate(stored), pool)
+        objection = self._terms.objection(pod, NodeClaim.model_validate(stored), pool)
         if objection is None:
             again = await self._hands.lift(key, pod, stored, course.bound)
             course.lifted = again is None
@@ -368,7 +376,7 @@ class Reserve:
         left_s = course.unready_since + self._settings.unbound_after_s - self._clock()
         if left_s <= 0:
             return await self._give_up(key, pod, course, spec, kind="node", why=objection.text)
-        await self._tell(key, pod, course, spec, f": rented, but {objection.text}")
+        await self._progress.rents(key, pod, course, spec, f": rented, but {objection.text}")
         return Again(min(left_s, self._settings.stale_retry_s))
 
     # --- a lost candidate -----------------------------------------------------------------------
@@ -396,8 +404,8 @@ class Reserve:
         return await self._let_go(key, pod, course, [course.claim] if course.claim is not None else [])
 
     def _lose(self, course: Course, spec: ClaimSpec, *, kind: str, refused: bool) -> None:
-        ttl_s = self._pool(spec).spec.failover.blocklist_ttl.total_seconds() + self._jitter_s()
-        course.lost[spec.uid] = Lost(claim=spec, kind=kind, until=self._clock() + ttl_s, refused=refused)
+        until = self._clock() + self._terms.lost_s(spec)
+        course.lost[spec.uid] = Lost(claim=spec, kind=kind, until=until, refused=refused)
 
     async def _let_go(self, key: Key, pod: Obj, course: Course, claims: Sequence[Obj]) -> Again | None:
         """Have what the claims may hold ended, and ask for the next candidate once that is so."""
@@ -423,14 +431,12 @@ class Reserve:
                     self._hands.give_back(claim)
                 log.info("next candidate may begin", claim=name, release=type(release).__name__)
             else:
-                waits.append((release.after_s, f"{_place(spec)}: {release.message}"))  # type: ignore[union-attr]
+                waits.append((release.after_s, f"{place_of(spec)}: {release.message}"))  # type: ignore[union-attr]
         if self._courses.get(key) is not course:
             return None
         if waits:
             after_s, text = min(waits)
-            if not self._quiet_left_s(course):
-                why = f"calling off the order at {text}"
-                await self._say(key, pod, course, about="release", message=why)
+            await self._progress.calls_off(key, pod, course, text)
             return Again(after_s)
         course.claim = None
         self._hands.choose(key)
@@ -445,49 +451,15 @@ class Reserve:
             return True
         if release.why is not Why.TERMINATING or not release.accepted:
             return False
-        return release.unknown_s == 0 or release.unknown_s >= self._unknown_limit_s(spec)
+        return release.unknown_s == 0 or release.unknown_s >= self._terms.unknown_s(spec)
 
     # --- small things ---------------------------------------------------------------------------
-
-    def _object(self, pod: Obj, claim: NodeClaim, stored: Obj | None) -> Objection | None:
-        """What the pool as it is now has against the claim, and against the machine that it may have."""
-        name = claim.spec.pool_ref or ""
-        if stored is None or leaving(stored):
-            state = "does not exist any more" if stored is None else "is being deleted"
-            return Objection(text=f"NodePool {name} {state}", lasting=True)
-        namespace = self._namespaces.get("", pod["metadata"]["namespace"])
-        try:
-            pool = NodePool.model_validate(stored)
-            labels = objects.labels_of(namespace) if namespace else None
-            request = request_of(pod, namespace_labels=labels)
-        except (ValidationError, InvalidRequest):
-            return None  # what was chosen while both could be read stays
-        places = self._ranking.places(
-            request, pool, blocks=(), usage=Usage(), history=History(), now=self._now()
-        )
-        view = self._provisioning.view(ClaimUid(claim.metadata.uid))
-        return objection_to(
-            claim, pool=pool, places=places, usd_per_hour=view.usd_per_hour, rented=view.ref is not None
-        )
 
     async def _bind(self, course: Course, stored: Obj) -> None:
         """A machine is recorded: from now on people of the namespace see it, too."""
         if not course.bound:
             await self._hands.bind(NodeClaim.model_validate(stored))
             course.bound = True
-
-    def _pool(self, spec: ClaimSpec) -> NodePool:
-        """The claim's pool for its durations; with the defaults where it cannot be read (any more)."""
-        try:
-            return pool_of(self._pools.get("", spec.pool), spec.pool)
-        except Unusable:
-            return NodePool.model_validate(
-                {"metadata": {"name": spec.pool}, "spec": {"providers": [{"name": spec.provider}]}}
-            )
-
-    def _unknown_limit_s(self, spec: ClaimSpec) -> float:
-        asked_s = self._pool(spec).spec.failover.unknown_timeout.total_seconds()
-        return max(asked_s, self._settings.unknown_timeout_floor_s)
 
     def _queue_left_s(self, course: Course, stored: Obj, spec: ClaimSpec) -> float:
         """How long the provider may still leave the order in its queue: counted from the mark on the claim,
@@ -499,48 +471,4 @@ class Reserve:
                 ordered = attempt.send_by - timedelta(seconds=self._settings.send_window_s)
                 ago_s = max(0.0, (self._now() - ordered).total_seconds())
             course.queued_since = self._clock() - ago_s
-        limit_s = self._pool(spec).spec.failover.reserve_timeout.total_seconds()
-        return course.queued_since + limit_s - self._clock()
-
-    def _jitter_s(self) -> float:
-        return self._rng.uniform(0.0, self._settings.block_jitter_s)
-
-    # --- what the Pod is told -------------------------------------------------------------------
-
-    async def wait_for_gates(self, key: Key, pod: Obj, others: Sequence[str]) -> None:
-        """Nothing is rented for a Pod that somebody else still holds back."""
-        message = f"waiting for other scheduling gates to go first: {', '.join(others)}"
-        await self._teller.say(key, pod, placed=False, reason="OtherGates", message=message)
-
-    async def _tell_if_slow(self, key: Key, pod: Obj, course: Course, spec: ClaimSpec) -> None:
-        await asyncio.sleep(self._quiet_left_s(course))
-        try:
-            await self._tell(key, pod, course, spec, "")
-        except KubeError as error:
-            log.info("not told", error=str(error))
-
-    async def _tell(self, key: Key, pod: Obj, course: Course, spec: ClaimSpec, more: str) -> None:
-        if not self._quiet_left_s(course):
-            about = f"{spec.uid}{more.partition(': ')[2].partition(':')[0]}"
-            await self._say(key, pod, course, about=about, message=f"renting at {_place(spec)}{more}")
-
-    def _has_tried_long(self, course: Course) -> bool:
-        """Whether the Pod has heard nothing for long, although each candidate was decided in a moment."""
-        since = max(course.trying_since or self._clock(), course.said_at)
-        return self._clock() - since >= TRYING_S
-
-    def _quiet_left_s(self, course: Course) -> float:
-        return max(0.0, course.began + QUIET_S - self._clock())
-
-    async def _say(self, key: Key, pod: Obj, course: Course, *, about: str, message: str) -> None:
-        """Say it unless the same thing was said in other words a moment ago."""
-        if course.said_of == about and self._clock() - course.said_at < TEXT_S:
-            return
-        await self._teller.say(key, pod, placed=False, reason="Renting", message=message)
-        course.said_of, course.said_at = about, self._clock()
-
-
-def _place(spec: ClaimSpec) -> str:
-    """``aws us-east-1 Spot``, for people."""
-    name = spec.provider if spec.account == keys.DEFAULT_ACCOUNT else f"{spec.provider}/{spec.account}"
-    return " ".join(part for part in (name, spec.region, spec.tier.value) if part)
+        return course.queued_since + self._terms.reserve_s(spec) - self._clock()
