@@ -146,16 +146,24 @@ def parse_price(text: str) -> Decimal:
 
 
 def format_money(value: Decimal) -> str:
-    """The plain decimal text of an amount, as the API server stores it.
+    """The plain decimal text of an amount, as the API server stores it: exact, with cents at least.
 
     Raises:
         ValueError: it cannot be written without rounding (below zero, 10^9 and more, past nine decimals).
     """
-    text = f"{value:f}"
-    if "." in text:
-        text = text.rstrip("0").rstrip(".")
+    text = _with_cents(value)
     parse_money(text)
     return text
+
+
+def usd(amount: Decimal) -> str:
+    """Dollars as people read them, exact: ``$18.96``, ``$2.00``, ``$0.125``."""
+    return f"${_with_cents(amount)}"
+
+
+def _with_cents(value: Decimal) -> str:
+    whole, _, parts = f"{value:f}".partition(".")
+    return f"{whole}.{parts.rstrip('0'):0<2}"
 
 
 def _text_only(value: Any) -> str:

@@ -1,5 +1,6 @@
 """The words that conditions, phases, Events and metrics carry. Closed sets: scripts compare them."""
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Final
 
@@ -16,9 +17,18 @@ class PoolReason(StrEnum):
     VALID = "Valid"
     UNKNOWN_PROVIDER = "UnknownProvider"
     NOT_SUPPORTED = "NotSupported"  # the pool carries a field that this version would ignore
+    DELETING = "Deleting"  # somebody has deleted it, and claims still name it
 
 
+NAMES = 5  # shown in one message
 POOL_VALID_MESSAGE: Final = "pool policy is valid"
+
+
+def deleting_message(claims: Sequence[str]) -> str:
+    """The message of reason ``Deleting``: how many claims hold the pool, and the first of them."""
+    names = ", ".join(claims[:NAMES]) + (", …" if len(claims) > NAMES else "")
+    left = "1 claim" if len(claims) == 1 else f"{len(claims)} claims"
+    return f"{left} left ({names}): nothing new is placed, and the pool goes with the last machine"
 
 
 def unknown_providers_message(names: set[str] | frozenset[str]) -> str:
@@ -100,6 +110,12 @@ class PodMessage(StrEnum):
     DEADLINE = "Pod was active on the node longer than the specified deadline"
 
 
+def claim_deleted_message(claim: str) -> str:
+    """The message of a Pod whose claim somebody has deleted while it ran; ``claim``: its name, if known."""
+    named = f"NodeClaim {claim}" if claim else "its NodeClaim"
+    return f"{named} was deleted, and its machine given back"
+
+
 def retrying_message(error: str) -> str:
     """The message of a Pod whose machine could not be asked for, and will be again."""
     return f"retrying: {error}"
@@ -107,6 +123,64 @@ def retrying_message(error: str) -> str:
 
 PLACED_CONDITION: Final = "nebula.inftyai.com/Placed"
 """The one condition type that placement writes, on gated Pods only."""
+
+
+class PlacedReason(StrEnum):
+    """Reasons of the condition `PLACED_CONDITION`, and of the Events beside it."""
+
+    PLACED = "Placed"
+    NO_POOL = "NoPool"
+    INVALID_REQUEST = "InvalidRequest"
+    ALL_BLOCKED = "AllBlocked"
+    NO_CANDIDATE = "NoCandidate"
+    STALE_CLAIM = "StaleClaim"
+    OWNER_BACKOFF = "OwnerBackOff"
+    ON_HOLD = "OnHold"  # nothing is placed now, whatever is asked for
+    RENTING = "Renting"
+    OTHER_GATES = "OtherGates"
+    CONFIG_ERROR = "ConfigError"
+
+
+class PodEvent(StrEnum):
+    """Reasons of Events about a Pod, beside those of `PlacedReason` and `PodReason`."""
+
+    OPTED_OUT = "OptedOut"
+    NOT_BOUND = "NotBound"
+    PROVISIONED = "Provisioned"
+    PROVISION_RETRYING = "ProvisionRetrying"
+    CLAIM_DELETED = "ClaimDeleted"
+    TERMINATE_RETRYING = "TerminateRetrying"
+    IMAGE_CHANGE_IGNORED = "ImageChangeIgnored"
+    UNHEALTHY = "Unhealthy"  # this and the next ones are a kubelet's own words
+    BACK_OFF = "BackOff"
+    INVALID_NAMES = "InvalidEnvironmentVariableNames"
+    NO_PULL_SECRET = "FailedToRetrieveImagePullSecret"
+
+
+class ClaimEvent(StrEnum):
+    """Reasons of Events about a NodeClaim, beside `ClaimReason`. Its pool is told of the Warnings."""
+
+    RENTED = "Rented"
+    REFUSED = "Refused"
+    LOST = "Lost"  # the machine is gone, or is being taken back, and nobody here has asked for that
+    RELEASED = "Released"
+
+
+class PoolEvent(StrEnum):
+    """Reasons of Events about a NodePool, beside those of `ClaimEvent` and `PoolReason`."""
+
+    LIMIT_REACHED = "LimitReached"
+
+
+MACHINES_KNOWN_CONDITION: Final = "nebula.inftyai.com/MachinesKnown"
+"""On a virtual node, beside a kubelet's own: whether its provider tells what its machines are."""
+
+
+class NodeReason(StrEnum):
+    """Reasons of the condition `MACHINES_KNOWN_CONDITION`."""
+
+    ANSWERS = "ProviderAnswers"
+    SILENT = "ProviderSilent"
 
 
 class DeferralReason(StrEnum):

@@ -19,6 +19,7 @@ from app.claims import metrics
 from app.claims.pools import Pools
 from app.claims.projection import Sight, binding_status, claim_status, committed, machine_over
 from app.claims.release import Releases
+from app.claims.telling import Telling, why_lost
 from app.claims.track import Track, Tracks, leaving, newer
 from app.kube import paths
 from app.kube.cache import Cache
@@ -72,6 +73,7 @@ class Claims:
             base_delay_s=settings.backoff_base_s, max_delay_s=settings.backoff_max_s
         )
         self._tracks = Tracks(claims)
+        self._telling = Telling(events=events, pools=pools)
         self._releases = Releases(
             kube=self._kube,
             provisioning=provisioning,
@@ -79,6 +81,7 @@ class Claims:
             tracks=self._tracks,
             settings=settings,
             events=events,
+            telling=self._telling,
             changed=self._wake,
             clock=clock,
         )
@@ -88,6 +91,7 @@ class Claims:
             claims=claims,
             provider_names=accounts_names,
             settings=settings,
+            events=events,
             clock=clock,
             now=now,
         )
@@ -193,6 +197,7 @@ class Claims:
         if finished and pod is not None and not track.finished:
             track.finished, track.reason = True, f"pod {_phase(pod).lower()}"
         view = self._provisioning.view(spec.uid)
+        self._tell(claim, spec, track, view)
         if leaving(claim) or (finished and view.state != "ended"):
             self._releases.add(spec.uid, spec.key)
         ending = leaving(claim) or finished or (pod is not None and leaving(pod))
@@ -272,6 +277,15 @@ class Claims:
 
     # --- what is written ------------------------------------------------------------------------
 
+    def _tell(self, claim: Obj, spec: ClaimSpec, track: Track, view: View) -> None:
+        """Events of what its status does not show, or only for a moment."""
+        if view.refusal is not None and view.refusal != track.refusal:
+            track.refusal = view.refusal
+            self._telling.refused(claim, spec, view.refusal)
+        if not track.lost and (why := why_lost(view)) is not None:
+            track.lost = True
+            self._telling.lost(claim, spec, view, why)
+
     async def _show(self, claim: Obj, spec: ClaimSpec, track: Track, sight: Sight) -> None:
         wanted = claim_status(claim, spec, sight, now=self._now())
         if (ops := status_ops(claim, wanted)) is not None:
@@ -281,6 +295,8 @@ class Claims:
                 log.info("claim status not written", why=error.message)
                 return
             log.info("claim status", phase=wanted["phase"])
+            if "instanceID" in wanted and not (claim.get("status") or {}).get("instanceID"):
+                self._telling.rented(claim, spec, sight.view)
         for binding in self._bindings.by_index(_BY_OWNER, spec.uid):
             held = newer(binding, track.binding)
             said = binding_status(held, wanted["phase"], sight, now=self._now())

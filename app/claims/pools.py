@@ -1,12 +1,14 @@
 """NodePools: how many machines serve a Pod, whether the policy can be used, and the finalizer of one in use.
 
-The finalizer comes on when a claim first names the pool, and goes only with the pool, when no claim names it:
-a claim's egress and price come from a policy that people can still read. So it costs one write a pool and not
-one a Pod, and the status is written at most once a second.
+The finalizer comes on when a claim first names the pool, and goes only with the pool, when every claim that
+names it is over: a claim's egress and price come from a policy that people can still read, and what may still
+be rented or sent back asks it for durations. A claim whose rental has ended asks nothing of it any more, so
+those of failed Pods, which stay as on a node, hold no pool. It costs one write a pool and not one a Pod, and
+the status is written at most once a second.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -19,6 +21,7 @@ from app.api.reasons import (
     ClaimPhase,
     PoolCondition,
     PoolReason,
+    deleting_message,
     unknown_providers_message,
 )
 from app.claims.track import leaving, newer
@@ -26,6 +29,7 @@ from app.kube import paths
 from app.kube.cache import Cache
 from app.kube.client import Kube, Obj
 from app.kube.errors import KubeError, Replaced
+from app.kube.events import Recorder
 from app.kube.patches import condition, guards, status_ops, without_finalizer
 from app.kube.queue import Again, WorkQueue, run_workers
 from app.settings import Settings
@@ -48,11 +52,12 @@ class Pools:
         claims: Cache,
         provider_names: Callable[[], frozenset[str]],
         settings: Settings,
+        events: Recorder,
         clock: Callable[[], float],
         now: Callable[[], datetime],
     ) -> None:
         self._kube, self._pools, self._claims = kube, pools, claims
-        self._provider_names, self._clock, self._now = provider_names, clock, now
+        self._provider_names, self._events, self._clock, self._now = provider_names, events, clock, now
         self._running = False
         self._queue: WorkQueue[str] = WorkQueue(
             base_delay_s=settings.backoff_base_s, max_delay_s=settings.backoff_max_s
@@ -106,25 +111,37 @@ class Pools:
 
     async def _look(self, pool: Obj, name: str) -> Again | None:
         claims = self._claims.by_index(_BY_POOL, name)
+        held = holding(claims)
         if leaving(pool):
-            if not claims and POOL_FINALIZER in (pool["metadata"].get("finalizers") or ()):
-                if await self._named_by_a_claim(name):
+            if not held and POOL_FINALIZER in (pool["metadata"].get("finalizers") or ()):
+                if await self._is_held(name):
                     return Again(EVERY_S)
                 await self._unpin(pool, name)
                 return None
-        elif claims and (ops := pin_ops(pool)) is not None:
+        elif held and (ops := pin_ops(pool)) is not None:
             pool = self._written[name] = await self._kube.patch(paths.nodepool(name), ops, kind="json")
         wanted = pool_status(pool, claims, provider_names=self._provider_names(), now=self._now())
         if (ops := status_ops(pool, wanted)) is not None:
             self._not_before[name] = self._clock() + EVERY_S
             path = paths.nodepool_status(name)
             self._written[name] = await self._kube.patch(path, ops, kind="json")
+            self._tell(pool, wanted)
         return None
 
-    async def _named_by_a_claim(self, name: str) -> bool:
+    async def _is_held(self, name: str) -> bool:
         """Ask the server: a claim may be younger than our copy, and the pool must outlive it."""
-        page = await self._kube.get(paths.nodeclaims(), labelSelector=f"{NODE_POOL_LABEL}={name}", limit=1)
-        return bool(page["items"])
+        async for page in self._kube.list_pages(
+            paths.nodeclaims(), labelSelector=f"{NODE_POOL_LABEL}={name}"
+        ):
+            if holding(page["items"]):
+                return True
+        return False
+
+    def _tell(self, pool: Obj, wanted: dict[str, Any]) -> None:
+        """An Event for a deletion that waits, when it begins to: the condition follows how far it is."""
+        before, after = _ready(pool.get("status") or {}), _ready(wanted)
+        if after["reason"] == PoolReason.DELETING != before.get("reason"):
+            self._events.note(pool, type="Warning", reason=PoolReason.DELETING, message=after["message"])
 
     async def _unpin(self, pool: Obj, name: str) -> None:
         ops = without_finalizer(pool, POOL_FINALIZER)
@@ -146,6 +163,8 @@ def pool_status(
         pool
     ):  # nothing is placed from such a pool, while unknown providers are passed over
         status, reason, message = "False", PoolReason.NOT_SUPPORTED, "; ".join(refused)
+    if leaving(pool):
+        status, reason, message = "False", PoolReason.DELETING, deleting_message(holding(claims))
     return {
         "placed": dict(sorted(placed.items())) or None,
         "providers": ",".join(dict.fromkeys(listed)) or None,
@@ -159,6 +178,15 @@ def pool_status(
             observed_generation=pool["metadata"].get("generation"),
         ),
     }
+
+
+def holding(claims: Iterable[Obj]) -> list[str]:
+    """The names of the claims that still need their pool, sorted: all whose rental is not over."""
+    return sorted(
+        claim["metadata"]["name"]
+        for claim in claims
+        if (claim.get("status") or {}).get("phase") != ClaimPhase.TERMINATED
+    )
 
 
 def pin_ops(pool: Obj) -> list[Obj] | None:
@@ -181,4 +209,12 @@ def _is_bound(claim: Obj) -> bool:
 
 def _counts(claim: Obj | None) -> tuple[Any, ...] | None:
     """What of a claim shows on its pool."""
-    return None if claim is None else (_pool_of(claim), claim["spec"]["provider"], _is_bound(claim))
+    if claim is None:
+        return None
+    return _pool_of(claim), claim["spec"]["provider"], _is_bound(claim), bool(holding([claim]))
+
+
+def _ready(status: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The condition Ready; empty if it is not there yet."""
+    conditions = status.get("conditions") or ()
+    return next((each for each in conditions if each["type"] == PoolCondition.READY), {})

@@ -11,8 +11,9 @@ from typing import Protocol
 import structlog
 
 from app.api.keys import CLAIM_FINALIZER
-from app.api.reasons import ClaimReason
+from app.api.reasons import ClaimPhase, ClaimReason
 from app.claims import metrics
+from app.claims.telling import Telling
 from app.claims.track import Track, Tracks, leaving
 from app.kube import paths
 from app.kube.claims import UnreadableClaim, claim_spec
@@ -50,11 +51,13 @@ class Releases:
         tracks: Tracks,
         settings: Settings,
         events: Recorder,
+        telling: Telling,
         changed: Callable[[str], None],
         clock: Callable[[], float],
     ) -> None:
         self._kube, self._provisioning, self._port, self._tracks = kube, provisioning, port, tracks
         self._settings, self._events, self._changed, self._clock = settings, events, changed, clock
+        self._telling = telling
         self._configured = {entry.key for entry in settings.providers}
         self._queues: dict[AccountKey, WorkQueue[str]] = {}
         self._tasks: asyncio.TaskGroup | None = None
@@ -96,6 +99,9 @@ class Releases:
                 self._judge(obj, spec, track, release)
                 return Again(release.after_s)
             assert isinstance(release, Released)
+            if not track.released and (obj.get("status") or {}).get("phase") != ClaimPhase.TERMINATED:
+                self._telling.released(obj, reason=track.reason)
+            track.released = True
             if leaving(obj):
                 await self._let_go(obj, track)
             self._changed(uid)

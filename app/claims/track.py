@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from app.kube.cache import Cache
 from app.kube.client import Obj
+from app.provisioning.model import Refused
 
 CLAIM_DELETED = "claim deleted"
 
@@ -13,8 +14,9 @@ class Track:
     """One claim, by UID. Moments are monotonic seconds; None: not yet.
 
     ``reason``: what the rental's row will say of why it was released. ``finished``: its Pod is terminal, so
-    it is released while the claim stays. ``let_go``: its finalizer is off. ``claim`` and ``binding``: as we
-    have written them last, until the watch shows something newer.
+    it is released while the claim stays. ``let_go``: its finalizer is off. ``refusal``, ``lost`` and
+    ``released``: told already. ``claim`` and ``binding``: as we have written them last, until the watch shows
+    something newer.
     """
 
     first_seen: float
@@ -25,6 +27,9 @@ class Track:
     reason: str = CLAIM_DELETED
     finished: bool = False
     finding: str | None = None
+    refusal: Refused | None = None
+    lost: bool = False
+    released: bool = False
     let_go: bool = False
     claim: Obj | None = None
     binding: Obj | None = None

@@ -116,7 +116,7 @@ def _row(place: "Looked", *, now: datetime) -> list[str]:
 
 
 def _money(place: "Looked") -> str:
-    from app.placement.rank import usd
+    from app.api.quantities import usd
 
     if place.usd_per_hour is not None:
         return usd(place.usd_per_hour)

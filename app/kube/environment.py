@@ -11,15 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from app.api.reasons import PodEvent
 from app.kube import paths
 from app.kube.client import Kube, Obj
 from app.kube.errors import KubeError
 from app.workload import registries
 from app.workload.environment import Environment, Kind, Source, Unresolved, compose, sources
 from providers.base import RegistryLogin
-
-SKIPPED_NAMES = "InvalidEnvironmentVariableNames"
-PULL_SECRET_PROBLEM = "FailedToRetrieveImagePullSecret"
 
 
 class UnreadableLogin(Unresolved):
@@ -57,7 +55,7 @@ async def resolve(kube: Kube, pod: Obj, *, node: str) -> Resolved:
     objects = await _read(kube, namespace, tuple(dict.fromkeys((*wanted, *pulls))))
     made = compose(pod, container, objects, node=node)
     registry, notes = _login(container["image"], namespace, {each.name: objects[each] for each in pulls})
-    skipped = (Note(reason=SKIPPED_NAMES, message=text) for text in made.skipped)
+    skipped = (Note(reason=PodEvent.INVALID_NAMES, message=text) for text in made.skipped)
     return Resolved(environment=made, registry=registry, notes=(*skipped, *notes))
 
 
@@ -96,5 +94,5 @@ def _login(
             f"Unable to retrieve some image pull secrets ({', '.join(missing)});"
             " attempting to pull the image may not succeed."
         )
-        notes.append(Note(reason=PULL_SECRET_PROBLEM, message=message))
+        notes.append(Note(reason=PodEvent.NO_PULL_SECRET, message=message))
     return registries.login_for(image, known), notes

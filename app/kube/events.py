@@ -1,8 +1,9 @@
 """Events: what ``kubectl describe`` shows people. Best effort, in the background, and never a flood.
 
 Equal events of one object become one with a count; many unequal ones of one reason become one whose
-message changes; each object has a token bucket for new ones; the queue is bounded and drops its oldest. A
-caller never waits and never sees an error. Texts must be safe to show: nothing is masked here.
+message changes; each object has a token bucket for new ones, and all of type Normal share one, so that a
+burst of Pods that fare well spends its writes on them; the queue is bounded and drops its oldest. A caller
+never waits and never sees an error. Texts must be safe to show: nothing is masked here.
 """
 
 import asyncio
@@ -33,6 +34,7 @@ MESSAGE_CHARS = 1000  # the API takes 1,024 bytes in events.k8s.io, which reads 
 QUEUE = 1000
 REMEMBERED = 4096
 BURST, PER_S = 20, 1 / 60  # new events of one object
+NORMAL_BURST, NORMAL_PER_S = 100, 5.0  # new events of type Normal, of all objects
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +99,7 @@ class Recorder:
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         repeat_s: float = REPEAT_S,
         burst: int = BURST,
+        normal_burst: int = NORMAL_BURST,
         queue: int = QUEUE,
     ) -> None:
         self.dropped = 0  # for want of tokens or room
@@ -105,6 +108,7 @@ class Recorder:
         self._component, self._instance = component, socket.gethostname()
         self._clock, self._now = clock, now
         self._repeat_s, self._burst, self._limit = repeat_s, burst, queue
+        self._normal = TokenBucket(per_s=NORMAL_PER_S, burst=normal_burst, now=clock)
         self._entries: OrderedDict[_Key, _Entry] = OrderedDict()
         self._objects: OrderedDict[str, _Object] = OrderedDict()
         self._queue: OrderedDict[_Key, _Entry] = OrderedDict()
@@ -160,7 +164,7 @@ class Recorder:
         if entry and at - entry.last_at < SAME_FOR_S:
             entry.count += 1
             entry.last, entry.last_at, entry.message = now, at, shown
-        elif known.bucket.take():
+        elif (type != "Normal" or self._normal.take()) and known.bucket.take():
             entry = _Entry(ref=ref, type=type, reason=reason, message=shown, first=now, last=now, last_at=at)
             self._entries[key] = entry
             while len(self._entries) > REMEMBERED:

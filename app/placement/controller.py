@@ -100,6 +100,7 @@ class Placement:
             teller=self._teller,
             pools=pools,
             settings=settings,
+            events=events,
             wake=self._wake,
             rests=lambda key: self._reserve.rests(key),
         )

@@ -5,7 +5,7 @@ from datetime import datetime
 
 import structlog
 
-from app.api.reasons import DeferralReason, SkipReason
+from app.api.reasons import DeferralReason, PlacedReason, PoolEvent, SkipReason
 from app.kube.cache import Cache
 from app.kube.client import Obj
 from app.kube.patches import timestamp
@@ -15,7 +15,7 @@ from app.placement.desk import Desk, MayNotPlace
 from app.placement.objects import uid_of
 from app.placement.rank import Place, Skip
 from app.placement.request import pool_name
-from app.placement.telling import Teller
+from app.placement.telling import Events, Teller
 from app.placement.waiting import Key, Mark, Wait, Waiting, offset_s
 from app.settings import Settings
 from app.store.backoffs import Backoff
@@ -24,12 +24,12 @@ from app.store.decisions import Decision
 log = structlog.get_logger()
 
 _CONDITION_REASONS = {
-    DeferralReason.NO_POOL: "NoPool",
-    DeferralReason.INVALID_REQUEST: "InvalidRequest",
-    DeferralReason.ALL_BLOCKED: "AllBlocked",
-    DeferralReason.NO_CANDIDATE: "NoCandidate",
-    DeferralReason.STALE_CLAIM: "StaleClaim",
-    DeferralReason.OWNER_BACKOFF: "OwnerBackOff",
+    DeferralReason.NO_POOL: PlacedReason.NO_POOL,
+    DeferralReason.INVALID_REQUEST: PlacedReason.INVALID_REQUEST,
+    DeferralReason.ALL_BLOCKED: PlacedReason.ALL_BLOCKED,
+    DeferralReason.NO_CANDIDATE: PlacedReason.NO_CANDIDATE,
+    DeferralReason.STALE_CLAIM: PlacedReason.STALE_CLAIM,
+    DeferralReason.OWNER_BACKOFF: PlacedReason.OWNER_BACKOFF,
 }
 
 
@@ -43,11 +43,12 @@ class Deferrals:
         teller: Teller,
         pools: Cache,
         settings: Settings,
+        events: Events,
         wake: Callable[[list[Key]], None],
         rests: Callable[[Key], None],
     ) -> None:
         self._desk, self._teller, self._pools, self._settings = desk, teller, pools, settings
-        self._wake, self._rests = wake, rests
+        self._events, self._wake, self._rests = events, wake, rests
         self.waiting = Waiting()
         self._looked: dict[Key, Mark] = {}  # the Pods under a look, and what had changed when it began
         self._held: dict[Key, str] = {}  # UIDs of Pods that met a time when nothing may be placed
@@ -95,6 +96,7 @@ class Deferrals:
         # Ids below 0 are no rows: what only this Pod avoids, which no person can clear.
         blocks = {row: skip.until for skip in skips if skip.until for row in skip.blocks if row > 0}
         met = frozenset(skip.reason for skip in skips)
+        self._tell_pool(pool, skips)
         await self._tell(key, pod, reason, explain.sentence(places), pool=pool, blocks=blocks, met=met)
         end = explain.soonest_expiry(places)
         if end is None:
@@ -136,9 +138,17 @@ class Deferrals:
             self._held[key] = uid_of(pod)
             return Again(min(self._settings.backoff_base_s, self._settings.stale_retry_s))
         await self._teller.say(
-            key, pod, placed=False, reason="OnHold", message=f"nothing is placed now: {why}"
+            key, pod, placed=False, reason=PlacedReason.ON_HOLD, message=f"nothing is placed now: {why}"
         )
         return Again(self._settings.stale_retry_s)
+
+    def _tell_pool(self, pool: str, skips: list[Skip]) -> None:
+        """A limit that is reached is news to whoever has set it."""
+        stored = self._pools.get("", pool)
+        over = next((skip for skip in skips if skip.reason is SkipReason.LIMIT), None)
+        if stored is not None and over is not None:
+            message = f"a Pod waits for the pool's limit: {over.detail}"
+            self._events.note(stored, type="Warning", reason=PoolEvent.LIMIT_REACHED, message=message)
 
     async def _tell(
         self,

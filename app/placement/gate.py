@@ -11,6 +11,7 @@ from datetime import datetime
 import structlog
 
 from app.api.nodeclaim import NodeClaim
+from app.api.reasons import PlacedReason
 from app.kube import paths
 from app.kube.client import Kube, Obj
 from app.kube.errors import Conflict, Exists, Replaced
@@ -60,7 +61,7 @@ class Gate:
             await self.bind(claim)
         if placed_condition(pod) is not None:
             message = f"placed on {objects.candidate_on(claim)}"
-            pod = await self._teller.say(key, pod, placed=True, reason="Placed", message=message)
+            pod = await self._teller.say(key, pod, placed=True, reason=PlacedReason.PLACED, message=message)
         if not self._term.valid():
             return Again(self._settings.stale_retry_s)
         if await self._patch(key, pod, claim):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from app.api import keys
+from app.api.reasons import PlacedReason
 from app.kube.client import Obj
 from app.kube.errors import KubeError
 from app.placement.courses import Course
@@ -29,15 +29,15 @@ class Progress:
     async def waits_for_gates(self, key: Key, pod: Obj, others: Sequence[str]) -> None:
         """Nothing is rented for a Pod that somebody else still holds back."""
         message = f"waiting for other scheduling gates to go first: {', '.join(others)}"
-        await self._teller.say(key, pod, placed=False, reason="OtherGates", message=message)
+        await self._teller.say(key, pod, placed=False, reason=PlacedReason.OTHER_GATES, message=message)
 
     async def cannot_be_read(self, key: Key, pod: Obj, why: str) -> None:
         """Its claim is of another version, or broken."""
-        await self._teller.say(key, pod, placed=False, reason="StaleClaim", message=why)
+        await self._teller.say(key, pod, placed=False, reason=PlacedReason.STALE_CLAIM, message=why)
 
     async def lacks(self, key: Key, pod: Obj, why: str) -> None:
         """Something that the Pod refers to is not there: nothing can be asked for."""
-        await self._teller.say(key, pod, placed=False, reason="ConfigError", message=why)
+        await self._teller.say(key, pod, placed=False, reason=PlacedReason.CONFIG_ERROR, message=why)
 
     async def is_slow(self, key: Key, pod: Obj, course: Course, spec: ClaimSpec) -> None:
         """Tell where the machine is asked for, once that has taken longer than a moment."""
@@ -51,14 +51,14 @@ class Progress:
         """The Pod has heard nothing for long, although each candidate was decided in a moment."""
         since = max(course.trying_since or self._clock(), course.said_at)
         if self._clock() - since >= TRYING_S:
-            message = f"renting at {place_of(spec)}, candidate {max(1, course.tried)} that is tried"
+            message = f"renting at {spec.place}, candidate {max(1, course.tried)} that is tried"
             await self._say(key, pod, course, about="trying", message=message)
 
     async def rents(self, key: Key, pod: Obj, course: Course, spec: ClaimSpec, more: str) -> None:
         """How it stands with one candidate; ``more`` begins with a colon, or is empty."""
         if not self.quiet_left_s(course):
             about = f"{spec.uid}{more.partition(': ')[2].partition(':')[0]}"
-            await self._say(key, pod, course, about=about, message=f"renting at {place_of(spec)}{more}")
+            await self._say(key, pod, course, about=about, message=f"renting at {spec.place}{more}")
 
     async def calls_off(self, key: Key, pod: Obj, course: Course, text: str) -> None:
         """What the next candidate waits for."""
@@ -74,11 +74,5 @@ class Progress:
         """Say it unless the same thing was said in other words a moment ago."""
         if course.said_of == about and self._clock() - course.said_at < TEXT_S:
             return
-        await self._teller.say(key, pod, placed=False, reason="Renting", message=message)
+        await self._teller.say(key, pod, placed=False, reason=PlacedReason.RENTING, message=message)
         course.said_of, course.said_at = about, self._clock()
-
-
-def place_of(spec: ClaimSpec) -> str:
-    """``aws us-east-1 Spot``, for people."""
-    name = spec.provider if spec.account == keys.DEFAULT_ACCOUNT else f"{spec.provider}/{spec.account}"
-    return " ".join(part for part in (name, spec.region, spec.tier.value) if part)

@@ -18,6 +18,7 @@ from fractions import Fraction
 from app.api.keys import MAX_PRICE_ANNOTATION
 from app.api.model import CapacityType
 from app.api.nodepool import EgressMode, NodePoolSpec, ProviderEntry, Strategy
+from app.api.quantities import usd
 from app.api.reasons import SkipReason
 from app.placement.constraints import NodeView
 from app.placement.market import LISTED, Market
@@ -377,14 +378,6 @@ class _Walk:
             usd_per_hour=price,
             for_good=for_good,
         )
-
-
-def usd(amount: Decimal) -> str:
-    """Dollars as people read them, exact: ``$18.96``, ``$2``, ``$0.125``."""
-    text = f"{amount:f}"
-    whole, _, parts = text.partition(".")
-    parts = parts.rstrip("0")
-    return f"${whole}.{parts:0<2}" if parts else f"${whole}"
 
 
 def _dearness(place: Place) -> tuple[bool, Decimal]:

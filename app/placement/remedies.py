@@ -10,9 +10,9 @@ from datetime import datetime
 from decimal import Decimal
 
 from app.api import keys
+from app.api.quantities import usd
 from app.api.reasons import PLACED_CONDITION, DeferralReason, SkipReason
 from app.placement.explain import PLACED, WORDS
-from app.placement.rank import usd
 from app.store.blocks import Block
 from app.store.decisions import Decision
 

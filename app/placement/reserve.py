@@ -33,7 +33,7 @@ from app.placement import objects
 from app.placement.courses import Course, Lost
 from app.placement.desk import MayNotPlace, Seen
 from app.placement.objects import leaving, uid_of
-from app.placement.progress import Progress, place_of
+from app.placement.progress import Progress
 from app.placement.ranking import Ranking
 from app.placement.standing import Standing, standing_of
 from app.placement.telling import Events, Teller
@@ -431,7 +431,7 @@ class Reserve:
                     self._hands.give_back(claim)
                 log.info("next candidate may begin", claim=name, release=type(release).__name__)
             else:
-                waits.append((release.after_s, f"{place_of(spec)}: {release.message}"))  # type: ignore[union-attr]
+                waits.append((release.after_s, f"{spec.place}: {release.message}"))  # type: ignore[union-attr]
         if self._courses.get(key) is not course:
             return None
         if waits:

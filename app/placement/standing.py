@@ -8,6 +8,7 @@ from enum import Enum, auto
 from app.api.model import CapacityType
 from app.api.nodeclaim import NodeClaim
 from app.api.nodepool import NodePool
+from app.api.quantities import usd
 from app.api.reasons import SkipReason
 from app.placement.rank import Candidate, Place, Skip
 from app.provisioning.model import View
@@ -86,7 +87,9 @@ def objection_to(
     ceiling = pool.spot_ceiling_usd_per_hour if tier is Tier.SPOT else pool.spec.max_price
     most = usd_per_hour if rented and not _held_to(spec.max_price, ceiling) else spec.max_price
     if ceiling is not None and (most is None or most > ceiling):
-        return Objection(text=f"NodePool {name} pays at most ${ceiling}/h for {where} now", lasting=True)
+        return Objection(
+            text=f"NodePool {name} pays at most {usd(ceiling)} an hour for {where} now", lasting=True
+        )
     if any(isinstance(place, Candidate) for place in at):
         return None
     skip = next(place for place in at if isinstance(place, Skip))

@@ -6,15 +6,15 @@ from datetime import datetime
 from typing import Literal, Protocol
 
 from app.api import keys
-from app.api.reasons import PLACED_CONDITION
+from app.api.reasons import PLACED_CONDITION, PlacedReason, PodEvent
 from app.kube import patches, paths
 from app.kube.client import Kube, Obj
 from app.placement.objects import is_gated, leaving, placed_condition, uid_of
 from app.placement.waiting import Key
 
 MESSAGE_CHARS = 1024  # of a condition
-_ORDINARY = frozenset({"StaleClaim", "OtherGates"})  # reasons that pass by themselves
-_NO_EVENT = frozenset({"Renting"})  # it changes with each candidate
+_ORDINARY = frozenset({PlacedReason.STALE_CLAIM, PlacedReason.OTHER_GATES})  # reasons that pass by themselves
+_NO_EVENT = frozenset({PlacedReason.RENTING})  # it changes with each candidate
 
 
 class Events(Protocol):
@@ -45,7 +45,7 @@ class Teller:
     def clear(self) -> None:
         self._said.clear()
 
-    async def say(self, key: Key, pod: Obj, *, placed: bool, reason: str, message: str) -> Obj:
+    async def say(self, key: Key, pod: Obj, *, placed: bool, reason: PlacedReason, message: str) -> Obj:
         """Make our condition say this. Returns the Pod as it is then.
 
         Raises:
@@ -82,4 +82,4 @@ class Teller:
         pod = await self._kube.find(paths.pod(*key))
         if pod is not None and uid_of(pod) == said.pod_uid and is_gated(pod) and not leaving(pod):
             why = f"the label {keys.ENABLED_LABEL}={keys.ENABLED} was taken off: the Pod stays gated"
-            self._events.note(pod, type="Warning", reason="OptedOut", message=why)
+            self._events.note(pod, type="Warning", reason=PodEvent.OPTED_OUT, message=why)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import structlog
 
+from app.api.reasons import PodEvent
 from app.kube import paths
 from app.kube.client import Kube, Obj
 from app.kube.queue import Again
@@ -60,5 +61,5 @@ class Unbound:
         for claim in own:
             await self._book.delete(claim, why="its Pod was not bound in time")
         log.warning("placed pod not bound", owned=owned, after_s=limit_s)
-        self._events.note(living, type="Warning", reason="NotBound", message=why)
+        self._events.note(living, type="Warning", reason=PodEvent.NOT_BOUND, message=why)
         return None

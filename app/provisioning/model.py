@@ -10,7 +10,7 @@ from decimal import Decimal
 from enum import StrEnum
 from typing import Protocol
 
-from providers.base import Accelerator, ClaimUid, Machine, Ref, RejectionKind, Tier
+from providers.base import DEFAULT_ACCOUNT, Accelerator, ClaimUid, Machine, Ref, RejectionKind, Tier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +35,12 @@ class ClaimSpec:
     @property
     def key(self) -> tuple[str, str]:
         return (self.provider, self.account)
+
+    @property
+    def place(self) -> str:
+        """``aws us-east-1 Spot``, for people."""
+        name = self.provider if self.account == DEFAULT_ACCOUNT else f"{self.provider}/{self.account}"
+        return " ".join(part for part in (name, self.region, self.tier.value) if part)
 
     def columns(self) -> dict[str, str]:
         """The rental row's own columns."""

@@ -14,6 +14,7 @@ import structlog
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from app.api.quantities import usd
 from app.inventory.accounts import Account
 from app.inventory.budget import Urgency
 from app.inventory.identity import Identity, parse
@@ -246,8 +247,8 @@ class Renter:
             return self._wait(life, Why.RETRY, f"{claim.provider} does not offer this shape at the moment")
         price = usd_per_hour(call.account.provider.quote(workload, offering))
         if claim.max_price is not None and (price is None or price > claim.max_price):
-            shown = "unknown" if price is None else f"${price}/h"
-            message = f"price {shown}, at most ${claim.max_price}/h"
+            shown = "its price is not known" if price is None else f"{usd(price)} an hour"
+            message = f"{shown}, at most {usd(claim.max_price)} an hour"
             return await self._refuse_unsent(call, RejectionKind.PRICE, message)
         number = rows.attempts[-1].number + 1 if rows.attempts else 1
         marked = call.live.mark.sequence if call.live.mark else 0
@@ -592,7 +593,7 @@ def _dear(claim: ClaimSpec, price: Decimal | None) -> Rejection | None:
     """Why a machine at ``price`` dollars an hour must go back; an unknown one was judged before the order."""
     if claim.max_price is None or price is None or price <= claim.max_price:
         return None
-    message = f"rented at ${price}/h, at most ${claim.max_price}/h"
+    message = f"rented for {usd(price)} an hour, at most {usd(claim.max_price)}"
     # The price that we were told is not true: tried again at once, we would buy and return for ever.
     scope = BlockScope(
         accelerator=claim.accelerator.key if claim.accelerator else "", tier=claim.tier, region=claim.region

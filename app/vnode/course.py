@@ -29,6 +29,7 @@ class Course:
     written: Obj | None = None
     written_at: float = float("-inf")
     deleted: bool = False
+    claim_deleted: str | None = None  # the name of a claim that went while its Pod lived, and was told of
     care: Care = field(default_factory=Care)
 
     def serve(self, claim: ClaimUid) -> None:

@@ -6,15 +6,14 @@ no Pod's phase, and an outage costs one write. What an outage began with stays i
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
 
+from app.api.reasons import NodeReason
 from app.inventory.rounds import AccountKey, Judged, Place
 
-MACHINES_KNOWN: Final = "nebula.inftyai.com/MachinesKnown"
 Said = tuple[str, str, str]
 """Status, reason and message of the condition."""
 
-_KNOWN: Said = ("True", "ProviderAnswers", "the provider lists its machines")
+_KNOWN: Said = ("True", NodeReason.ANSWERS, "the provider lists its machines")
 
 
 OUT_OF_SCOPE = 4.0  # a place that is not listed any more is no silence; in times of the patience
@@ -72,12 +71,12 @@ class Hearing:
             text = (
                 f"what becomes of its machines{where} is not known, and Pods keep their status: {long[0][2]}"
             )
-            self._last = ("Unknown", "ProviderSilent", text[:1000])
+            self._last = ("Unknown", NodeReason.SILENT, text[:1000])
         elif self._heard and not self._silent:
             self._last = _KNOWN
         elif not self._heard and not self._silent and now - self._began >= self._patience_s:
             text = "the account could not be opened yet: what becomes of its machines is not known"
-            self._last = ("Unknown", "ProviderSilent", text)
+            self._last = ("Unknown", NodeReason.SILENT, text)
         return self._last
 
     def due_s(self) -> float | None:

@@ -20,7 +20,7 @@ from datetime import datetime, timedelta
 import structlog
 
 from app.api import keys
-from app.api.reasons import PodMessage, PodReason, retrying_message
+from app.api.reasons import PodEvent, PodMessage, PodReason, retrying_message
 from app.inventory.rounds import AccountKey, Judged
 from app.kube import paths
 from app.kube.cache import Cache
@@ -226,8 +226,8 @@ class Lifecycle:
             return await self._runs.cut(pod, course, course.care.cut)
         if serving is not None:
             return _sooner(await self._serve(pod, course, serving), left_s)
-        if claims:  # somebody has deleted the claim under the Pod
-            return await self._lose(pod, course)
+        if claims:
+            return await self._lose(pod, course, deleted=claims[0]["metadata"]["name"])
         return await self._without_claim(pod, course)
 
     async def _leave_alone(self, pod: Obj, course: Course) -> Again | None:
@@ -317,12 +317,19 @@ class Lifecycle:
             metrics.became_ready(spec, took_s=(now - made).total_seconds())
         return None
 
-    async def _lose(self, pod: Obj, course: Course) -> Again | None:
-        """The claim is in release, so the Pod must not run: it is over once the machine's end is accepted."""
+    async def _lose(self, pod: Obj, course: Course, *, deleted: str | None = None) -> Again | None:
+        """The claim is in release, so the Pod must not run: it is over once the machine's end is accepted.
+
+        ``deleted``: the name of a claim that somebody has deleted under the Pod.
+        """
+        if deleted is not None:
+            self._tell_of_deletion(pod, course, deleted)
         if course.let_go:
-            await self._write(
-                pod, course, status.terminated(pod, self._runs.machine(course), now=self._now())
-            )
+            machine, now = self._runs.machine(course), self._now()
+            wanted = status.terminated(pod, machine, now=now)
+            if course.claim_deleted is not None:
+                wanted = status.claim_deleted(pod, machine, claim=course.claim_deleted, now=now)
+            await self._write(pod, course, wanted)
         elif course.release is None:
             self._end.add(pod["metadata"]["uid"])
         return None
@@ -362,7 +369,11 @@ class Lifecycle:
         if has_started(pod):
             if await self._claim_exists(uid):
                 return Again(CLAIM_LAG_S)
-            await self._write(pod, course, status.ended(pod, None, now=self._now()))
+            # No claim of a living Pod goes but by a person's hand, who may have done it while nobody led.
+            gone = status.claim_deleted(
+                pod, self._runs.machine(course), claim=course.claim_deleted or "", now=self._now()
+            )
+            await self._write(pod, course, gone)
             return None
         others = self._claims.by_index(CLAIMS_BY_POD, uid)
         message = f"no NodeClaim for this Pod on {provider}/{account}: nothing is rented"
@@ -443,9 +454,9 @@ class Lifecycle:
         reason, message = wanted.reason, wanted.message
         match reason:
             case PodReason.INITIALIZING:
-                self._events.note(pod, type="Normal", reason="Provisioned", message=message)
+                self._events.note(pod, type="Normal", reason=PodEvent.PROVISIONED, message=message)
             case PodReason.PROVISIONING if message != PodMessage.ALLOCATING:
-                self._events.note(pod, type="Warning", reason="ProvisionRetrying", message=message)
+                self._events.note(pod, type="Warning", reason=PodEvent.PROVISION_RETRYING, message=message)
             case (
                 PodReason.CONFIG_ERROR
                 | PodReason.PROVISION_FAILED
@@ -455,9 +466,16 @@ class Lifecycle:
             ) if not is_leaving(pod):
                 self._events.note(pod, type="Warning", reason=reason.value, message=message)
 
+    def _tell_of_deletion(self, pod: Obj, course: Course, claim: str) -> None:
+        """At once: its machine may take a while to go."""
+        if course.claim_deleted is None:
+            message = f"NodeClaim {claim} was deleted: its machine is given back, and the Pod is over then"
+            self._events.note(pod, type="Warning", reason=PodEvent.CLAIM_DELETED, message=message)
+        course.claim_deleted = claim
+
     def _unhealthy(self, uid: str, message: str) -> None:
         if (pod := self._pod(uid)) is not None:
-            self._events.note(pod, type="Warning", reason="Unhealthy", message=message)
+            self._events.note(pod, type="Warning", reason=PodEvent.UNHEALTHY, message=message)
 
     def _tell_of_edits(self, pod: Obj, course: Course) -> None:
         """Once for each edit: a node would run the new image, a rented machine goes on with the old one."""
@@ -465,7 +483,7 @@ class Lifecycle:
         if held and wanted != held and "running" in (restarts.container_of(pod).get("state") or {}):
             if course.edited_to != wanted:
                 message = f"image {wanted} is not used: this Pod's machine runs {held}; replace the Pod"
-                self._events.note(pod, type="Warning", reason="ImageChangeIgnored", message=message)
+                self._events.note(pod, type="Warning", reason=PodEvent.IMAGE_CHANGE_IGNORED, message=message)
             course.edited_to = wanted
 
     def _listed(self, judged: Judged) -> None:
@@ -579,7 +597,7 @@ class Lifecycle:
         course.troubles = 0 if slowest.accepted else course.troubles + 1
         if course.troubles >= TROUBLE_AFTER:
             text = f"the machine is not given back yet, and will be: {slowest.message}"
-            self._events.note(pod, type="Warning", reason="TerminateRetrying", message=text)
+            self._events.note(pod, type="Warning", reason=PodEvent.TERMINATE_RETRYING, message=text)
         return Again(min(each.after_s for each in pending))
 
 

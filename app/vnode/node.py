@@ -16,13 +16,14 @@ from typing import Any
 import structlog
 
 from app.api import keys
+from app.api.reasons import MACHINES_KNOWN_CONDITION
 from app.kube import paths
 from app.kube.cache import Cache
 from app.kube.client import Kube, Obj
 from app.kube.errors import Conflict, Exists, KubeError, Replaced
 from app.kube.patches import condition, diff, timestamp
 from app.settings import Settings
-from app.vnode.hearing import MACHINES_KNOWN, Hearing
+from app.vnode.hearing import Hearing
 
 log = structlog.get_logger()
 
@@ -181,9 +182,14 @@ class NodeKeeper:
         if (said := self.hearing.said()) is not None:
             known, reason, message = said
             conditions = condition(
-                conditions, type=MACHINES_KNOWN, status=known, reason=reason, message=message, now=now
+                conditions,
+                type=MACHINES_KNOWN_CONDITION,
+                status=known,
+                reason=reason,
+                message=message,
+                now=now,
             )
-            ours.add(MACHINES_KNOWN)
+            ours.add(MACHINES_KNOWN_CONDITION)
         stamped = [
             each | {"lastHeartbeatTime": timestamp(now)} for each in conditions if each["type"] in ours
         ]

@@ -6,7 +6,7 @@ Nothing here asks a cloud: what is to be asked is noted in the Pod's `Care`, and
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
 
-from app.api.reasons import PodMessage, PodReason
+from app.api.reasons import PodEvent, PodMessage, PodReason
 from app.inventory.rounds import AccountKey
 from app.kube.client import Obj
 from app.kube.events import Recorder
@@ -102,7 +102,7 @@ class Runs:
             pod = await self._write(pod, course, wanted)
             loop.told = True
             if loop.wait_s > 0:
-                self._events.note(pod, type="Warning", reason="BackOff", message=status.RESTARTING)
+                self._events.note(pod, type="Warning", reason=PodEvent.BACK_OFF, message=status.RESTARTING)
         if loop.asked:
             return None
         if (left_s := loop.due_at - clock) > 0:

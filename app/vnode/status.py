@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from app.api import keys
-from app.api.reasons import PodMessage, PodReason
+from app.api.reasons import PodEvent, PodMessage, PodReason, claim_deleted_message
 from app.kube.client import Obj
 from app.kube.patches import POD_STATUS_KEYS, condition, diff, pod_status, timestamp, whole_list
 from app.provisioning.model import View
@@ -26,6 +26,7 @@ DISRUPTED = "DisruptionTarget"  # Jobs may be told not to count such an end
 CRASH_LOOP = "CrashLoopBackOff"
 PULL_PROBLEM = "ErrImagePull"
 RESTARTING = "the workload has ended, and is started again on its machine"
+CLAIM_DELETED = PodEvent.CLAIM_DELETED.value  # reason of `DISRUPTED` when a person took the machine away
 UNANSWERED = "ProvisionUnknown"  # reason of `DISRUPTED` when the cloud never said whether it rented
 
 
@@ -224,6 +225,28 @@ def provision_failed(pod: Obj, *, message: str, now: datetime) -> Wanted:
 def unanswered(pod: Obj, *, message: str, now: datetime) -> Wanted:
     """Nobody knows whether a machine was rented, and that for too long: the workload moves on."""
     return _never_ran(pod, PodReason.FAILED, message, now=now, disrupted=UNANSWERED)
+
+
+def claim_deleted(pod: Obj, machine: Machine | None, *, claim: str, now: datetime) -> Wanted:
+    """Somebody has deleted its claim: as an eviction, by a person and not by the cloud."""
+    code, at = _code_of(machine)
+    if (
+        machine is not None
+        and machine.end is not None
+        and machine.end.reason in BY_ITSELF
+        and code is not None
+    ):
+        return ended(pod, machine, now=now)
+    return _failed(
+        pod,
+        PodReason.TERMINATED,
+        claim_deleted_message(claim),
+        now=now,
+        machine=machine,
+        code=code or None,
+        at=at,
+        disrupted=CLAIM_DELETED,
+    )
 
 
 def terminated(pod: Obj, machine: Machine | None, *, stopped: bool = False, now: datetime) -> Wanted:

@@ -107,7 +107,7 @@ def lowest_price(stage: Stage) -> None:
     stage.check("what runs already stays where it is", len(stage.ready_on("modal")) == 1)
     stage.why(stage.ready_on("aws")[0]["metadata"]["name"])
 
-    stage.say("Both ask more than the pool's ceiling of $30 now: the third Pod waits, and says for what.")
+    stage.say("Both ask more than the pool's ceiling of $30.00 now: the third Pod waits, and says for what.")
     for tier in ("Spot", "OnDemand"):
         modal.asks("H100", usd_per_hour="9.00", tier=tier)
         aws.asks("H100", usd_per_hour="9.00", tier=tier, region="us-east-1")

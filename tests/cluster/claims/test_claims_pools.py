@@ -1,5 +1,6 @@
 """What a NodePool shows, and that it stays readable while a claim names it."""
 
+import asyncio
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -13,6 +14,7 @@ from app.kube import paths
 from app.kube.client import Obj
 from tests.cluster.claims.conftest import World, conditions
 from tests.support import composed
+from tests.support.cluster import Kubectl
 from tests.support.composed import until
 
 
@@ -98,6 +100,61 @@ async def test_a_pool_in_use_stays_readable_until_its_last_claim_is_gone(world: 
         await until(gone)
 
 
+async def test_a_deleted_pool_in_use_says_what_holds_it_and_its_event_does_too(
+    world: World, pool: Obj, kubectl: Kubectl
+):
+    name = pool["metadata"]["name"]
+    async with world.leading() as term:
+        claims = []
+        for pod_name in ("a", "b"):
+            claims.append(await world.claim(await world.pod(pod_name, pool=name)))
+            await term.rent(claims[-1])
+        await until_placed(world, pool, {"modal": 2})
+
+        await world.kube.delete(paths.nodepool(name))
+
+        async def deleting() -> str | None:
+            ready = (await pool_status(world, pool))["conditions"][0]
+            return ready["message"] if ready["reason"] == "Deleting" else None
+
+        names = ", ".join(sorted(claim["metadata"]["name"] for claim in claims))
+        after = "nothing new is placed, and the pool goes with the last machine"
+        assert await until(deleting) == f"2 claims left ({names}): {after}"
+        assert conditions(await pool_status(world, pool))["Ready"][0] == "False"
+        await term.events.flush()
+        described = await asyncio.to_thread(kubectl, "describe", "nodepool", name)
+        assert f"2 claims left ({names})" in described.partition("Events:")[2]
+
+        await world.kube.delete(paths.nodeclaim(claims[0]["metadata"]["name"]))
+        await world.until_gone(claims[0])
+        await until(lambda: _says(world, pool, f"1 claim left ({claims[1]['metadata']['name']}): {after}"))
+
+
+async def test_claims_of_pods_that_are_over_do_not_hold_a_deleted_pool(world: World, pool: Obj):
+    """They stay with their Pods, as on a node, and their machines are gone: they ask nothing of a pool."""
+    name = pool["metadata"]["name"]
+    async with world.leading() as term:
+        pod = await world.pod("over", pool=name)
+        claim = await world.claim(pod)
+        await term.rent(claim)
+        await until_placed(world, pool, {"modal": 1})
+        over = {"metadata": {"uid": pod["metadata"]["uid"]}, "status": {"phase": "Failed"}}
+        await world.kube.patch(paths.pod_status(world.namespace, "over"), over, kind="strategic")
+        await world.until_phase(claim, "Terminated")
+
+        await world.kube.delete(paths.nodepool(name))
+
+        async def gone() -> bool:
+            return await world.kube.find(paths.nodepool(name)) is None
+
+        await until(gone)
+        assert (await world.status(claim))["phase"] == "Terminated"
+
+
+async def _says(world: World, pool: Obj, message: str) -> bool:
+    return bool((await pool_status(world, pool))["conditions"][0]["message"] == message)
+
+
 async def test_a_pool_that_was_never_used_goes_at_once(world: World, pool: Obj):
     async with world.leading():
         await until_placed(world, pool, None)
@@ -128,6 +185,7 @@ async def test_a_pool_is_written_at_most_once_a_second(world: World, pool: Obj):
             claims=term.claims,
             provider_names=lambda: frozenset({"modal"}),
             settings=term.settings,
+            events=term.events,
             clock=clock,
             now=lambda: datetime.now(UTC),
         )

@@ -62,7 +62,7 @@ async def test_a_rented_machine_is_bound_in_one_write_to_claim_and_binding_each(
             machine,
             seen.endpoint,
         )
-        assert binding["pricePerHour"] == "4"
+        assert binding["pricePerHour"] == "4.00"
         assert conditions(binding) == {
             "Provisioned": ("True", "Provisioned"),
             "Ready": ("True", "Running"),

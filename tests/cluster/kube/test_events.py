@@ -193,3 +193,17 @@ async def test_a_refused_event_is_dropped_and_the_next_is_written(kube: Kube, na
     assert event["reason"] == "Found"
     assert len(event["message"]) == events.MESSAGE_CHARS
     assert recorder.dropped == 1
+
+
+async def test_a_burst_that_fares_well_spends_few_writes_on_events_and_warnings_are_all_told(
+    kube: Kube, namespace
+):
+    pods = [await kube.create(paths.pods(namespace), a_pod(f"p{n}")) for n in range(4)]
+    async with recording(kube, normal_burst=2) as (recorder, clock):
+        for pod in pods:
+            recorder.note(pod, type="Normal", reason="Fine", message="x")
+            recorder.note(pod, type="Warning", reason="Bad", message="x")
+        await recorder.flush()
+
+    reasons = [each["reason"] for each in await written(kube, namespace)]
+    assert (reasons.count("Fine"), reasons.count("Bad")) == (2, 4)

@@ -119,7 +119,7 @@ async def test_the_end_of_a_claim_lets_the_next_pod_in_at_once(world: World):
         lifted = await settled(world, pods)
         assert len(lifted) == 2
         claim = await world.claim_of(lifted[0])
-        assert claim["spec"]["maxPrice"] == "10"
+        assert claim["spec"]["maxPrice"] == "10.00"
         await world.kube.delete(path_of(lifted[0]), grace_s=0)
         await world.release(claim)
 
@@ -139,12 +139,12 @@ async def test_a_machine_that_turned_out_cheaper_leaves_room_at_once(world: Worl
         first = await world.pod("dear-in-theory")
         await world.lifted(first)
         claim = await world.claim_of(first)
-        assert claim["spec"]["maxPrice"] == "20"
+        assert claim["spec"]["maxPrice"] == "20.00"
         limit = {"spec": {"limits": {"usdPerHour": "25"}}}
         await world.kube.patch(paths.nodepool(world.pool), limit, kind="merge")
         second = await world.pod("next")
         condition = await world.told(second, "NoCandidate")
-        assert "$20 of limits.usdPerHour $25 are taken" in condition["message"]
+        assert "$20.00 of limits.usdPerHour $25.00 are taken" in condition["message"]
 
         await rented_at(world, claim, usd="9")
         status = {"status": {"phase": "Bound"}}
@@ -320,8 +320,8 @@ async def test_the_pods_own_ceiling_is_frozen_on_the_claim_and_never_raises_the_
         for pod in (lower, higher):
             await world.lifted(pod)
 
-    assert (await world.claim_of(lower))["spec"]["maxPrice"] == "12.5"
-    assert (await world.claim_of(higher))["spec"]["maxPrice"] == "25"
+    assert (await world.claim_of(lower))["spec"]["maxPrice"] == "12.50"
+    assert (await world.claim_of(higher))["spec"]["maxPrice"] == "25.00"
 
 
 @pytest.mark.behaviour(66)
@@ -332,7 +332,7 @@ async def test_a_pod_waits_for_a_price_and_goes_when_it_falls(world: World):
     async with world.placing():
         pod = await world.pod("patient")
         condition = await world.told(pod, "NoCandidate")
-        assert "$30 an hour, at most $25 by the pool's maxPrice" in condition["message"]
+        assert "$30.00 an hour, at most $25.00 by the pool's maxPrice" in condition["message"]
         world.offer(provider, usd="24.99")
         await world.lifted(pod)
 
@@ -343,7 +343,7 @@ async def test_a_ceiling_that_its_author_raises_while_the_pod_waits_is_looked_at
     async with world.placing():
         pod = await world.pod("stingy", annotations={MAX_PRICE: "1"})
         condition = await world.told(pod, "NoCandidate")
-        assert f"at most $1 by annotation {MAX_PRICE}" in condition["message"]
+        assert f"at most $1.00 by annotation {MAX_PRICE}" in condition["message"]
         await world.kube.patch(path_of(pod), {"metadata": {"annotations": {MAX_PRICE: "10"}}}, kind="merge")
         await world.lifted(pod)
 
@@ -450,3 +450,22 @@ async def test_a_claim_that_takes_the_name_and_vanishes_again_costs_no_more_than
 
     assert (await world.claim_of(pod))["metadata"]["name"].startswith(name)
     assert len(await rows(world)) == 1
+
+
+async def test_a_limit_that_is_reached_is_told_of_the_pool(world: World):
+    provider = await world.provider()
+    pool = await world.make_pool(provider, limits={"gpus": 8})
+    pods = [await world.pod(name) for name in ("one", "two")]
+    async with world.placing():
+        await settled(world, pods)
+
+        async def told() -> list[Obj]:
+            query = f"involvedObject.uid={uid_of(pool)},reason=LimitReached"
+            return (await world.kube.get(paths.events(), fieldSelector=query))["items"]
+
+        (event,) = await until(told)
+
+    assert event["type"] == "Warning"
+    assert event["message"] == (
+        "a Pod waits for the pool's limit: 8 GPUs of limits.gpus 8 are taken, and it asks for 8"
+    )

@@ -164,7 +164,7 @@ async def test_a_found_machine_dearer_than_the_ceiling_goes_back(bench: Bench):
 
         refused = await bench.refused(claim)
 
-        assert "at most $4.5" in refused.message
+        assert "at most $4.50" in refused.message
         await bench.release(claim)
         assert await bench.cloud.alive() == []
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from app.api import keys
+from app.api.reasons import MACHINES_KNOWN_CONDITION
 from app.kube import paths
 from app.kube.cache import Cache
 from app.kube.client import Obj
 from app.kube.errors import Conflict
-from app.vnode.hearing import MACHINES_KNOWN
 from app.vnode.node import CAPACITY
 from app.vnode.retire import Retirement
 from tests.cluster.vnode.vnode_world import DEADLINE_S, World, is_ready
@@ -208,7 +208,7 @@ async def known(world: World) -> Obj | None:
     """The Node's condition about its machines, once there is one."""
     found = await node(world)
     conditions = ((found or {}).get("status") or {}).get("conditions") or ()
-    return next((each for each in conditions if each["type"] == MACHINES_KNOWN), None)
+    return next((each for each in conditions if each["type"] == MACHINES_KNOWN_CONDITION), None)
 
 
 async def test_a_silent_cloud_is_said_once_on_its_node_and_on_no_pod(world: World) -> None:

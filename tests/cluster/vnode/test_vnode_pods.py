@@ -253,7 +253,12 @@ async def test_a_claim_deleted_under_a_running_pod_ends_it_with_its_machine(worl
 
         over = await world.until_reason(pod, "Terminated")
         assert await world.cloud.alive() == []
+        await world.until_event(pod, "ClaimDeleted")
     assert over["status"]["phase"] == "Failed"
+    claim = keys.claim_name(world.namespace, pod["metadata"]["name"])
+    assert over["status"]["message"] == f"NodeClaim {claim} was deleted, and its machine given back"
+    disrupted = condition_of(over, "DisruptionTarget")
+    assert (disrupted["status"], disrupted["reason"]) == ("True", "ClaimDeleted")  # type: ignore[index]
 
 
 @pytest.mark.behaviour(176, 190, 191)

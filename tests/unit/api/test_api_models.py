@@ -135,7 +135,7 @@ def test_a_mark_without_a_zone_is_refused():
 def test_what_was_not_given_is_not_written():
     status = CloudPodBindingStatus(instance_id="i-1", price_per_hour=Decimal("2.50"), endpoint=None)
 
-    assert status.to_json() == {"instanceID": "i-1", "pricePerHour": "2.5"}
+    assert status.to_json() == {"instanceID": "i-1", "pricePerHour": "2.50"}
 
 
 def test_a_binding_is_read_with_its_conditions():

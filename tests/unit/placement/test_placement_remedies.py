@@ -93,7 +93,7 @@ def test_the_pods_own_ceiling_is_named_and_an_unknown_price_is_never_a_number():
     unknown = one_place(a_pool("a", maxPrice="2", **SPOT), offers("a"))
 
     assert sentences(dear) == [
-        "raise annotation cloud.aibrix.ai/max-price to at least $3 an hour, the price of a Spot"
+        "raise annotation cloud.aibrix.ai/max-price to at least $3.00 an hour, the price of a Spot"
     ]
     assert sentences(unknown) == ["a known price of a Spot within the pool's maxPrice, or no such ceiling"]
 
@@ -120,21 +120,21 @@ def test_the_pods_own_ceiling_is_named_and_an_unknown_price_is_never_a_number():
             Usage(usd_per_hour=Decimal(8)),
             "3",
             "a Pod of NodePool gpu ends, or its limit is raised:"
-            " $8 of limits.usdPerHour $10 are taken, and it costs $3 an hour",
+            " $8.00 of limits.usdPerHour $10.00 are taken, and it costs $3.00 an hour",
         ),
         (
             {"usdPerHour": "1"},
             Usage(),
             "3",
             "raise the limit of NodePool gpu, or take it off:"
-            " $3 an hour, and limits.usdPerHour $1 is less than one machine",
+            " $3.00 an hour, and limits.usdPerHour $1.00 is less than one machine",
         ),
         (
             {"usdPerHour": "1"},
             Usage(),
             None,
             "a known price, or no limits.usdPerHour on NodePool gpu:"
-            " its price is not known, and limits.usdPerHour $1 counts it",
+            " its price is not known, and limits.usdPerHour $1.00 counts it",
         ),
     ],
 )

@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 from placement_makers import H100X8, a_block, a_pool, a_request, nodes, offers, ranked, shown, view
 
 from app.api.nodepool import LabelSelector
+from app.api.quantities import usd
 from app.api.reasons import DeferralReason, SkipReason
 from app.placement import explain
 from app.placement.market import Listed
-from app.placement.rank import Candidate, Skip, Usage, chosen, usd
+from app.placement.rank import Candidate, Skip, Usage, chosen
 from providers.base import Accelerator, Tier
 
 ALL = ("a", "b", "c")
@@ -217,10 +218,10 @@ def test_the_spot_ceiling_says_nothing_of_on_demand():
 @pytest.mark.parametrize(
     ("pool", "asked", "price", "says"),
     [
-        ({"maxPrice": "9.5"}, None, "10", "$10 an hour, at most $9.50 by the pool's maxPrice"),
-        ({"spotMaxPrice": "9"}, None, "10", "$10 an hour, at most $9 by the pool's spotMaxPrice"),
-        ({}, "2", "10", "$10 an hour, at most $2 by annotation cloud.aibrix.ai/max-price"),
-        ({"maxPrice": "9"}, None, None, "its price is not known, at most $9 by the pool's maxPrice"),
+        ({"maxPrice": "9.5"}, None, "10", "$10.00 an hour, at most $9.50 by the pool's maxPrice"),
+        ({"spotMaxPrice": "9"}, None, "10", "$10.00 an hour, at most $9.00 by the pool's spotMaxPrice"),
+        ({}, "2", "10", "$10.00 an hour, at most $2.00 by annotation cloud.aibrix.ai/max-price"),
+        ({"maxPrice": "9"}, None, None, "its price is not known, at most $9.00 by the pool's maxPrice"),
     ],
     ids=["pool", "spot", "pod", "unknown"],
 )
@@ -266,15 +267,15 @@ def test_a_machine_without_gpus_needs_none_of_the_limit():
         (
             Usage(usd_per_hour=Decimal("15.01")),
             "10",
-            "$15.01 of limits.usdPerHour $25 are taken, and it costs $10 an hour",
+            "$15.01 of limits.usdPerHour $25.00 are taken, and it costs $10.00 an hour",
         ),
-        (Usage(), None, "its price is not known, and limits.usdPerHour $25 counts it"),
+        (Usage(), None, "its price is not known, and limits.usdPerHour $25.00 counts it"),
         (
             Usage(unpriced=2),
             "1",
-            "2 machines of the pool have no known price, and limits.usdPerHour $25 counts them",
+            "2 machines of the pool have no known price, and limits.usdPerHour $25.00 counts them",
         ),
-        (Usage(), "25.5", "$25.50 an hour, and limits.usdPerHour $25 is less than one machine"),
+        (Usage(), "25.5", "$25.50 an hour, and limits.usdPerHour $25.00 is less than one machine"),
     ],
     ids=["fits", "over", "unknown-price", "unknown-usage", "below-one-machine"],
 )
@@ -393,7 +394,7 @@ def test_the_request_alone_being_too_large_for_the_limit_is_said_with_both_numbe
 
 @pytest.mark.parametrize(
     ("amount", "text"),
-    [("2", "$2"), ("18.960", "$18.96"), ("0.5", "$0.50"), ("0.125", "$0.125"), ("100", "$100")],
+    [("2", "$2.00"), ("18.960", "$18.96"), ("0.5", "$0.50"), ("0.125", "$0.125"), ("100", "$100.00")],
 )
 def test_dollars_are_shown_exactly(amount, text):
     assert usd(Decimal(amount)) == text
