@@ -199,7 +199,7 @@ async def test_a_burst_that_fares_well_spends_few_writes_on_events_and_warnings_
     kube: Kube, namespace
 ):
     pods = [await kube.create(paths.pods(namespace), a_pod(f"p{n}")) for n in range(4)]
-    async with recording(kube, normal_burst=2) as (recorder, clock):
+    async with recording(kube, normal_burst=2) as (recorder, _):
         for pod in pods:
             recorder.note(pod, type="Normal", reason="Fine", message="x")
             recorder.note(pod, type="Warning", reason="Bad", message="x")
