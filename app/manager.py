@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 from base64 import b64decode
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import structlog
@@ -37,7 +37,7 @@ from app.provisioning.service import Provisioning
 from app.settings import Settings
 from app.store.engine import StoreUnavailable, begin, engine_of
 from app.store.installation import get as installation_of
-from app.store.installation import get_or_create, next_epoch, set_epoch_at_least
+from app.store.installation import get_or_create, hold, next_epoch, set_epoch_at_least
 from app.store.migrate import SchemaTooNew, migrate
 from app.telemetry.health import Health
 from app.upkeep import Upkeep
@@ -50,18 +50,36 @@ from catalog.stock import Stock
 log = structlog.get_logger()
 
 INSTALLATION_SECRET = "nebula-installation"
+FIRST_LOOK_S = 10.0  # how long standing for election waits for a first word about the database
 START_GRACE_S = 10.0  # how long placement waits, at the start of a term, for clouds that are slow to answer
 _OPTED_IN = f"{keys.ENABLED_LABEL}={keys.ENABLED}"
 _OUR_NODES = f"{keys.MANAGED_BY_LABEL}={keys.MANAGED_BY}"
 
 
 class Store:
-    """Whether the schema is there, and the database this installation's. Shared by all parts of a replica."""
+    """Whether the schema is there, and the database this installation's. Shared by all parts of a replica.
+
+    ``migrated``: it is ours, and usable. ``stranger`` says why the database is not ours: then this replica is
+    not ready. ``foreign``: it is another installation's, and this replica takes no duties. ``candid``: it is
+    not; also set when the database could not be asked, since most duties go on without one.
+    """
 
     def __init__(self) -> None:
         self.migrated = asyncio.Event()
         self.trouble: str | None = "not reached yet"
-        self.foreign = False  # its installation id is another one: nothing is rented and nothing destroyed
+        self.stranger: str | None = None
+        self.foreign = asyncio.Event()
+        self.candid = asyncio.Event()
+
+    def judge(self, *, foreign: bool) -> None:
+        """What a look at the database has shown."""
+        if foreign:
+            self.foreign.set()
+            self.candid.clear()
+            self.migrated.clear()
+        else:
+            self.foreign.clear()
+            self.candid.set()
 
 
 class TermLeadership:
@@ -76,7 +94,7 @@ class TermLeadership:
         return self._settled
 
     def valid(self) -> bool:
-        return self._term.valid() and not self._store.foreign
+        return self._term.valid() and not self._store.foreign.is_set()
 
     def settle(self, epoch: int) -> None:
         self._settled = epoch
@@ -100,6 +118,7 @@ class Replica:
         self._offerings = Offerings()
         self._store = Store()
         self._leading = False
+        self._elected = asyncio.Event()  # an empty database waits for it
         self._stop = asyncio.Event()
 
     def stop(self) -> None:
@@ -127,7 +146,10 @@ class Replica:
         admission = Admission(kube=self._kube, settings=settings, stock=stock)
         health = Health(
             settings.health_bind,
-            checks={"admission": lambda: admission.trouble or None},
+            checks={
+                "admission": lambda: admission.trouble or None,
+                "installation": lambda: self._store.stranger,
+            },
             shown={"store": lambda: self._store.trouble, "leader": self._leader_line},
         )
         try:
@@ -138,7 +160,9 @@ class Replica:
                     serving.create_task(self._keep_store(engine, installation), name="store"),
                     serving.create_task(self._follow_offers(accounts), name="offers"),
                 ]
-                lead = serving.create_task(self._elect(engine, installation, accounts), name="election")
+                lead = serving.create_task(
+                    self._elect(engine, installation, accounts, admission), name="election"
+                )
                 with _signals(self.stop):
                     await self._stop.wait()
                 log.info("stopping")
@@ -181,12 +205,13 @@ class Replica:
             try:
                 if not store.migrated.is_set():
                     await migrate(settings.direct_database_url or settings.database_url or "")
-                async with begin(engine) as conn:
-                    recorded = await get_or_create(conn, new_id=installation)
-            except StoreUnavailable as error:
+                recorded = await self._recorded(engine, installation)
+            except (StoreUnavailable, KubeError) as error:
                 _say_trouble(store, str(error)[:256])
-                if error.sqlstate == "42P01":  # emptied under us
+                if isinstance(error, StoreUnavailable) and error.sqlstate == "42P01":  # emptied under us
                     store.migrated.clear()
+                if not store.foreign.is_set():
+                    store.candid.set()
                 await asyncio.sleep(wait_s)
                 wait_s = min(settings.backoff_max_s, wait_s * 2)
                 continue
@@ -194,18 +219,58 @@ class Replica:
                 _say_trouble(store, str(error))
                 await asyncio.sleep(settings.backoff_max_s)
                 continue
-            wait_s = settings.backoff_base_s
-            store.foreign = recorded.id != installation
-            if store.foreign:
-                _say_trouble(
-                    store,
-                    f"the database is of installation {recorded.id}, the cluster's Secret says"
-                    f" {installation}: nothing is rented and nothing destroyed until they agree",
-                )
-            else:
+            store.judge(foreign=recorded not in (None, installation))
+            if recorded == installation:
+                store.stranger = None
                 _say_trouble(store, None)
                 store.migrated.set()
-            await asyncio.sleep(settings.list_rest_s)
+                wait_s = settings.backoff_base_s
+                await asyncio.sleep(settings.list_rest_s)
+                continue
+            store.stranger = (
+                "the database knows no installation: whoever leads makes it this one's"
+                if recorded is None
+                else f"the database is of installation {recorded}, the cluster's Secret says {installation}:"
+                " this replica takes no duties, nothing is rented and nothing destroyed from here; give it"
+                " this installation's --database-url"
+            )
+            _say_trouble(store, store.stranger, wrong=recorded is not None)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._elected.wait()
+            self._elected.clear()
+            wait_s = min(settings.backoff_max_s, wait_s * 2)
+
+    async def _recorded(self, engine: AsyncEngine, installation: str) -> str | None:
+        """The id that the database carries. An empty one gets ours, if we lead: a replica that stands by may
+        have been given somebody else's.
+
+        Where claims were marked already, an empty database is one that has lost its rows: sweeps are held.
+        """
+        async with begin(engine) as conn:
+            found = await installation_of(conn)
+        if found is not None:
+            return found.id
+        if not self._leading:
+            return None
+        remembered = await self._marked_claims(installation)
+        async with begin(engine) as conn:
+            made = await get_or_create(conn, new_id=installation)
+            if remembered and made.id == installation:
+                reason = f"the database was empty, and {len(remembered)} NodeClaims had been rented for"
+                await hold(conn, f"{reason}, {remembered[0]} among them")
+                log.error("the database was empty: sweeps are held", claims=len(remembered))
+        return made.id
+
+    async def _marked_claims(self, installation: str) -> list[str]:
+        """The names of this installation's claims that something may have been rented for."""
+        of_ours = f"{keys.INSTALLATION_LABEL}={installation}"
+        return [
+            claim["metadata"]["name"]
+            async for page in self._kube.list_pages(paths.nodeclaims(), labelSelector=of_ours)
+            for claim in page["items"]
+            if _marked(claim)
+        ]
 
     # --- what can be rented ---
 
@@ -231,7 +296,34 @@ class Replica:
 
     # --- leading ---
 
-    async def _elect(self, engine: AsyncEngine, installation: str, accounts: Accounts) -> None:
+    async def _elect(
+        self, engine: AsyncEngine, installation: str, accounts: Accounts, admission: Admission
+    ) -> None:
+        """Stand for election for as long as the database is not seen to be another installation's."""
+        store = self._store
+        with suppress(TimeoutError):  # one that does not answer is no reason against leading
+            async with asyncio.timeout(FIRST_LOOK_S):
+                await store.candid.wait()
+        while True:
+            if store.foreign.is_set():
+                await store.candid.wait()
+            standing = asyncio.create_task(
+                self._stand(engine, installation, accounts, admission), name="candidate"
+            )
+            foreign = asyncio.create_task(store.foreign.wait(), name="foreign database")
+            try:
+                await asyncio.wait({standing, foreign}, return_when=asyncio.FIRST_COMPLETED)
+                if standing.done():
+                    return standing.result()
+            finally:
+                for task in (standing, foreign):
+                    task.cancel()
+                await asyncio.wait({standing, foreign})
+            log.error("the database became another installation's: all duties stop")
+
+    async def _stand(
+        self, engine: AsyncEngine, installation: str, accounts: Accounts, admission: Admission
+    ) -> None:
         settings = self._settings
         election = Election(
             self._kube,
@@ -246,17 +338,20 @@ class Replica:
 
         async def lead(term: Term) -> None:
             self._leading = True
+            self._elected.set()
             log.info("leading", epoch=term.epoch)
             try:
                 with accounts.listeners_of_a_term(), self._offerings.listeners_of_a_term():
-                    await self._lead(term, engine, installation, accounts)
+                    await self._lead(term, engine, installation, accounts, admission)
             finally:
                 self._leading = False
                 log.info("not leading any more")
 
         await election.run(lead)
 
-    async def _lead(self, term: Term, engine: AsyncEngine, installation: str, accounts: Accounts) -> None:
+    async def _lead(
+        self, term: Term, engine: AsyncEngine, installation: str, accounts: Accounts, admission: Admission
+    ) -> None:
         """The duties of one term."""
         settings, kube, offerings = self._settings, self._kube, self._offerings
         leadership = TermLeadership(term, self._store)
@@ -325,11 +420,18 @@ class Replica:
                 duties.create_task(cache.run(), name=f"watch {cache.path}")
             duties.create_task(events.run(), name="events")
             duties.create_task(provisioning.run(), name="provisioning")
-            duties.create_task(mirror.run(), name="mirror")
-            duties.create_task(Upkeep(engine).run(), name="upkeep")
+            duties.create_task(self._once_migrated(mirror.run), name="mirror")
+            duties.create_task(self._once_migrated(Upkeep(engine).run), name="upkeep")
             duties.create_task(vnodes.run(), name="vnode")
             duties.create_task(claim_keeper.run(), name="claims")
             duties.create_task(self._place(placement, accounts, offerings, nodes), name="placement")
+            # Not before: one that was started with the wrong database must not draw the webhooks to itself.
+            duties.create_task(self._once_migrated(admission.keep), name="webhook configurations")
+
+    async def _once_migrated(self, duty: Callable[[], Awaitable[None]]) -> None:
+        """What has nothing to do before the database was seen to be ours."""
+        await self._store.migrated.wait()
+        await duty()
 
     async def _place(
         self, placement: Placement, accounts: Accounts, offerings: Offerings, nodes: Cache
@@ -352,6 +454,7 @@ class Replica:
         nodes.on_change(lambda _old, _new: changed.set())
         with suppress(TimeoutError):
             async with asyncio.timeout(START_GRACE_S):
+                await self._store.migrated.wait()
                 await accounts.tried()
                 while not known():
                     changed.clear()
@@ -418,12 +521,14 @@ def _marked(claim: Obj | None) -> int:
     return int(attempt.get("sequence", 0))
 
 
-def _say_trouble(store: Store, trouble: str | None) -> None:
+def _say_trouble(store: Store, trouble: str | None, *, wrong: bool = False) -> None:
     """Log a change once, not each look."""
     if trouble != store.trouble:
         store.trouble = trouble
         if trouble is None:
             log.info("store ready")
+        elif wrong:
+            log.error("store not usable", why=trouble)
         else:
             log.warning("store not usable", why=trouble)
 

@@ -1,8 +1,9 @@
 """Serves the webhooks on one replica: certificate first, then the port, then the configurations.
 
 In that order the API server never calls a port that does not answer, or one whose certificate it does not
-trust. All replicas run this. The configurations stay when the last replica goes: an opted-in Pod created
-meanwhile is refused, never let through without its gate.
+trust. All replicas serve; only the leader keeps the configurations (`Admission.keep`), and every replica is
+ready once they are there. They stay when the last replica goes: an opted-in Pod created meanwhile is refused,
+never let through without its gate.
 """
 
 import asyncio
@@ -69,7 +70,7 @@ class Admission:
         )
         self._application = application(stock=stock)
         self._settings = settings
-        self._up = asyncio.Event()
+        self._serving, self._up = asyncio.Event(), asyncio.Event()
         self._trouble = "the webhooks are not served yet"
 
     @property
@@ -96,13 +97,37 @@ class Admission:
             await self._insist(self.certificates.refresh, what="no certificate for the webhooks")
             async with self._served() as serving, asyncio.TaskGroup() as tasks:
                 tasks.create_task(_too_early(serving), name="webhook-server-ended")
-                await self._insist(self._keeper.apply, what="the webhook configurations are not in place")
                 tasks.create_task(self.certificates.run(), name="webhook-certificates")
-                tasks.create_task(self._keeper.run(), name="webhook-configurations")
+                self._serving.set()
+                await self._configured()
                 self._up.set()
                 log.info("webhooks served", port=self.port)
         finally:
             self._socket.close()
+
+    async def keep(self) -> None:
+        """Keep the webhook configurations as they should be, until cancelled. For the leader alone."""
+        await self._serving.wait()
+        await self._keeper.run()
+
+    async def _configured(self) -> None:
+        """Return once the API server was told, by whoever leads, to ask the webhooks."""
+        wait_s = self._settings.backoff_base_s
+        while not self._keeper.in_place:
+            try:
+                missing = await self._keeper.missing()
+            except KubeError as error:
+                missing = str(error)
+            if missing is None:
+                return
+            trouble = f"the webhook configurations are not in place: {missing}"
+            if trouble != self._trouble:
+                self._trouble = trouble
+                log.info("webhooks not ready", reason=trouble)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s * random.uniform(0.8, 1.2)):
+                    await self._keeper.applied.wait()
+            wait_s = min(self._settings.backoff_max_s, wait_s * 2)
 
     async def _insist(self, step: Callable[[], Awaitable[None]], *, what: str) -> None:
         """Repeat ``step`` until the API server lets it through: there is nothing to serve before."""

@@ -80,6 +80,12 @@ class Mark(Model):
         description="The attempt's sequence number.",
     )
     send_by: Timestamp = Field(description="The moment after which nothing of the attempt is sent any more.")
+    account_id: str | None = Field(
+        alias="accountID",
+        default=None,
+        max_length=1024,
+        description="The provider's own id of the account that it may have been sent to.",
+    )
 
 
 class NodeClaimStatus(Model):

@@ -108,12 +108,17 @@ class Releases:
             return None
 
     def _judge(self, obj: Obj, spec: ClaimSpec, track: Track, release: Releasing) -> None:
-        """Whether only a person can help: the machine's account is in nobody's configuration."""
+        """Whether only a person can help: the machine's account is in nobody's configuration, or not ours."""
         finding = None
         if release.why is Why.NO_ACCOUNT and spec.key not in self._configured:
             finding = (
                 f"provider {spec.provider} (account {spec.account}) is not configured any more: its"
                 " machine can neither be ended nor shown to be gone; configure it again, and the claim goes"
+            )
+        elif release.why is Why.WRONG_ACCOUNT:
+            finding = (
+                f"{release.message}: it can neither be ended nor shown to be gone; give"
+                f" {spec.provider} that account's credential again, and the claim goes"
             )
         if finding == track.finding:
             return

@@ -26,7 +26,11 @@ class UnknownAdapter(ValueError):
 
 
 class BadOptions(ValueError):
-    """An account whose options its adapter refuses: only another configuration can mend it."""
+    """An account whose options cannot be used: only another configuration can mend it."""
+
+
+class SameAccount(ProviderError):
+    """Two configured names lead to one account of a cloud: each machine would be seen, and judged, twice."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -101,7 +105,7 @@ class Accounts:
         """Open every configured account, each retried on its own; wait until cancelled, then close them.
 
         Raises:
-            BadOptions: an adapter refuses its options.
+            BadOptions: an adapter refuses its options, or two names turn out to be one account at the start.
         """
         factories = [(entry, load_factory(entry.adapter)) for entry in self.settings.providers]
         try:
@@ -119,6 +123,12 @@ class Accounts:
         while entry.key not in self._open:
             try:
                 account = await self._open_one(entry, factory)
+                self._open[entry.key] = account
+            except SameAccount as error:
+                if not self._tried.is_set():  # later, what runs is worth more than what is refused
+                    raise BadOptions(f"--providers: {error}") from error
+                log.error("account refused", provider=entry.name, account=entry.account, error=str(error))
+                await asyncio.sleep(self.settings.backoff_max_s)
             except (ProviderError, TimeoutError) as error:
                 log.warning(
                     "account not usable yet", provider=entry.name, account=entry.account, error=str(error)
@@ -127,13 +137,20 @@ class Accounts:
                 await asyncio.sleep(wait_s)
                 wait_s = min(self.settings.backoff_max_s, wait_s * 2)
             else:
-                self._open[entry.key] = account
                 log.info(
                     "account open", provider=entry.name, account=entry.account, cloud_id=account.account_id
                 )
                 for listener in self._listeners:
                     listener(account)
                 self._note_tried(entry)
+
+    def _must_be_alone(self, entry: ProviderEntry, account_id: str) -> None:
+        for other in self._open.values():
+            if (other.adapter, other.account_id) == (entry.adapter, account_id):
+                raise SameAccount(
+                    f"{other.name}/{other.account} and {entry.name}/{entry.account} are one account of"
+                    f" {entry.adapter}, {account_id}: configure it under one name"
+                )
 
     def _note_tried(self, entry: ProviderEntry) -> None:
         self._untried.discard(entry.key)
@@ -155,6 +172,7 @@ class Accounts:
             raise BadOptions(f"--providers: {entry.name}/{entry.account}: {error}") from error
         try:
             account_id = await provider.account()
+            self._must_be_alone(entry, account_id)
         except BaseException:
             await provider.close()
             raise

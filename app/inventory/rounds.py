@@ -12,7 +12,7 @@ Invariants:
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 
 import structlog
@@ -80,6 +80,7 @@ class Inventory:
     ``scope`` names the exact regions that pools, live claims and rentals of an account may use.
     ``recorded_account`` gives the cloud's id of the account that our open runs are in: None while the store
     cannot tell, "" when there is none. With neither that nor an agreement, rounds stay unknown.
+    ``prepare`` is awaited before an account is first listed.
     """
 
     def __init__(
@@ -90,10 +91,12 @@ class Inventory:
         settings: Settings,
         scope: Callable[[AccountKey], Iterable[str]],
         recorded_account: Callable[[AccountKey], str | None],
+        prepare: Callable[[Account], Awaitable[None]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._accounts, self._installation, self._settings = accounts, installation, settings
         self._scope, self._recorded_account, self._clock = scope, recorded_account, clock
+        self._prepare = prepare
         self._places: dict[Place, _PlaceState] = {}
         self._known: dict[tuple[str, str, ResourceId], Known] = {}
         self._by_claim: dict[ClaimUid, set[tuple[str, str, ResourceId]]] = {}
@@ -208,6 +211,7 @@ class Inventory:
 
     async def _poll(self, account: Account) -> None:
         wake = self._event(account.key)
+        await self._prepare(account)
         while True:
             wake.clear()
             began = self._clock()

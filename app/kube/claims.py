@@ -113,7 +113,11 @@ class ClaimDoor:
         """A JSON patch with tests on UID and resourceVersion: only the claim that was looked at is marked."""
         seen: Obj = {"metadata": {"uid": claim.uid, "resourceVersion": live.version}}
         status = {
-            "attempt": {"sequence": mark.sequence, "sendBy": mark.send_by.isoformat()},
+            "attempt": {
+                "sequence": mark.sequence,
+                "sendBy": mark.send_by.isoformat(),
+                **({} if mark.account_id is None else {"accountID": mark.account_id}),
+            },
             "phase": ClaimPhase.PROVISIONING.value,
         }
         if live.blank:
@@ -144,4 +148,8 @@ def _mark(status: dict[str, Any]) -> Mark | None:
     attempt = status.get("attempt")
     if not attempt:
         return None
-    return Mark(sequence=attempt["sequence"], send_by=datetime.fromisoformat(attempt["sendBy"]))
+    return Mark(
+        sequence=attempt["sequence"],
+        send_by=datetime.fromisoformat(attempt["sendBy"]),
+        account_id=attempt.get("accountID"),
+    )

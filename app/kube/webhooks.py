@@ -41,6 +41,7 @@ class WebhookKeeper:
         ca_bundle: Callable[[], bytes],
         refresh_s: float = REFRESH_S,
     ) -> None:
+        self.applied = asyncio.Event()  # set each time that everything was found, or made, right
         self.in_place = False  # whether the last look found, or left, everything right
         self._kube = kube.room("webhooks")
         self._configurations = list(configurations)
@@ -62,6 +63,28 @@ class WebhookKeeper:
         for configuration in self._configurations:
             await self._apply_one(configuration)
         self.in_place = True
+        self.applied.set()
+
+    async def missing(self) -> str | None:
+        """What keeps the API server from asking a replica with our bundle; None when nothing does.
+
+        For replicas that stand by: whose address the configurations name is their writer's to say.
+
+        Raises:
+            KubeError: the server did not tell.
+        """
+        for configuration in self._configurations:
+            name = configuration["metadata"]["name"]
+            current = await self._kube.find(_COLLECTIONS[configuration["kind"]][1](name))
+            if current is None:
+                return f"{name} is not there yet: the leader makes it once it has seen its database"
+            bundles = [
+                _decoded(hook["clientConfig"].get("caBundle")) for hook in current.get("webhooks") or ()
+            ]
+            ours = pki.fingerprints(self._ca_bundle())
+            if not bundles or not all(ours <= pki.fingerprints(bundle) for bundle in bundles):
+                return f"{name} does not trust our certificate yet: the leader mends that"
+        return None
 
     async def run(self) -> None:
         """Apply at once, at each `wake`, and every ``refresh_s``."""

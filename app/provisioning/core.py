@@ -22,7 +22,7 @@ from app.provisioning.lives import Life
 from app.provisioning.model import ClaimSpec, Leadership, LiveClaim
 from app.settings import Settings
 from app.store import rentals, seen
-from app.store.engine import begin
+from app.store.engine import StoreUnavailable, begin
 from app.store.installation import hold
 from app.store.rentals import Rows, RunFacts
 from catalog.offerings import Offerings
@@ -93,9 +93,18 @@ class Core:
         return None if None in places else sorted((place for place in places if place), key=str)
 
     async def load(self, claim: ClaimSpec) -> Rows:
-        """All rows of the claim."""
+        """All rows of the claim.
+
+        Raises:
+            StoreUnavailable: also where the store has become another installation's.
+        """
         async with begin(self.engine) as conn:
-            return await rentals.load(conn, claim.uid, provider=claim.provider, account=claim.account)
+            rows = await rentals.load(conn, claim.uid, provider=claim.provider, account=claim.account)
+        if rows.installation != self.installation:
+            raise StoreUnavailable(
+                f"the database is of installation {rows.installation}, we are {self.installation}"
+            )
+        return rows
 
     async def believe(self, claim: ClaimSpec, rows: Rows, live: LiveClaim, *, epoch: int) -> Rows:
         """Bring rows and mark together (design section 5, rule 8).
@@ -165,6 +174,21 @@ class Core:
             return None
         return (
             f"{account.name}'s credential is for account {account.account_id}, our machines are in {recorded}"
+        )
+
+    def marked_elsewhere(self, account: Account, rows: Rows, live: LiveClaim | None) -> str | None:
+        """Why this credential cannot tell what came of the marked attempt; None if it can, or all is settled.
+
+        Of an attempt without an answer, and of one whose rows are lost, no run tells the account.
+        """
+        mark = live.mark if live is not None else None
+        if mark is None or mark.account_id in (None, account.account_id):
+            return None
+        if not any(attempt.sequence == mark.sequence for attempt in rows.unsettled()):
+            return None
+        return (
+            f"{account.name}'s credential is for account {account.account_id}, the machine was asked for in"
+            f" {mark.account_id}"
         )
 
     def note_account(self, key: AccountKey, account_id: str | None) -> None:

@@ -6,6 +6,7 @@ at again at the next round, so nothing here retries by itself.
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 import structlog
 from sqlalchemy.exc import DBAPIError
@@ -25,6 +26,7 @@ from providers.base import ClaimUid, Machine, MachineState, ProviderError, Ref, 
 log = structlog.get_logger()
 FACTS_EVERY_S = 0.05
 KEEPERS = 16
+PREPARE_S = 3.0
 LATE_REASON = "machine without a claim"
 
 
@@ -286,6 +288,28 @@ class Follower:
                 log.exception("checking rentals failed")
             await asyncio.sleep(core.settings.list_rest_s)
 
+    async def prepare(self, account: Account) -> None:
+        """What the rows know of an account, before its first list is judged by it.
+
+        A store that is away is waited for, but not for long: lists of an account that is not confirmed are
+        unknown, and do no harm.
+        """
+        core = self._core
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PREPARE_S):
+                while True:
+                    try:
+                        async with begin(core.engine) as conn:
+                            if core.recorded_accounts is None:
+                                core.recorded_accounts = await rentals.open_run_accounts(conn)
+                            shown = await _present(conn, account)
+                    except StoreUnavailable:
+                        await asyncio.sleep(core.settings.backoff_base_s)
+                        continue
+                    for place, refs in _by_place(core, shown).items():
+                        core.inventory.expect(place, refs)
+                    return
+
     async def _load(self) -> None:
         """Take over what the rows say, also where it is less than before: a store may be restored."""
         core = self._core
@@ -300,6 +324,7 @@ class Follower:
         for uid, life in core.lives.items():
             if uid not in there and life.state in ("open", "live", "ending"):
                 life.state, life.ref, life.recalled, life.judged = None, None, False, False
+                core.notify(uid)  # whoever asked for it asks again, and the rows are made anew
         for row in rows:
             life = self._restore(row)
             if row.state != "live" or not row.running:

@@ -61,10 +61,15 @@ class ClaimSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """What the claim itself remembers of its newest attempt: it may have been sent until ``send_by``."""
+    """What the claim itself remembers of its newest attempt: it may have been sent until ``send_by``.
+
+    ``account_id`` is the cloud's own id of the account that it was for: another account's lists and gets say
+    nothing of it, however little the rows remember. None on marks of an earlier version.
+    """
 
     sequence: int
     send_by: datetime
+    account_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +149,7 @@ class Why(StrEnum):
     NO_STORE = "no_store"
     NO_CLUSTER = "no_cluster"
     NO_ACCOUNT = "no_account"  # the provider account is not configured, or not open yet
+    WRONG_ACCOUNT = "wrong_account"  # the credential is for another account than the machine's
     NOT_LEADER = "not_leader"
     RETRY = "retry"  # nothing was sent; ask again
     NO_WORKLOAD = "no_workload"  # nothing is left to settle, and the caller could not say what to run

@@ -91,8 +91,9 @@ class Releaser:
         account = core.accounts.get(claim.key)
         if account is None:
             return self._again(life, False, Why.NO_ACCOUNT, f"provider {claim.provider} is not usable here")
-        if (wrong := core.wrong_account(account)) is not None:
-            return self._again(life, False, Why.NO_ACCOUNT, wrong)
+        wrong = core.wrong_account(account) or core.marked_elsewhere(account, rows, live)
+        if wrong is not None:
+            return self._again(life, False, Why.WRONG_ACCOUNT, wrong)
         if not await core.recall(life, account):
             return await self._end_known(life, Why.TERMINATING, "what was shown before cannot be looked at")
         known = core.machines(life)

@@ -8,6 +8,7 @@ import asyncio
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import datetime
 from decimal import Decimal
 
 import structlog
@@ -140,6 +141,8 @@ class Renter:
             life=life, account=account, workload=workload, live=live, port=port, policy=policy, epoch=epoch
         )
         rows = await core.believe(claim, rows, live, epoch=epoch)
+        if (wrong := core.marked_elsewhere(account, rows, live)) is not None:
+            return self._wait(life, Why.NO_ACCOUNT, wrong)
         if claim.instance is not None and not await self._looked_at(account, claim.instance):
             return self._wait(life, Why.RETRY, "the machine on the claim's status cannot be looked at")
         if rows.attempts and not await core.recall(life, account):
@@ -285,7 +288,7 @@ class Renter:
         attempt = _attempt_of(
             claim, number=number, sequence=sequence, identity=str(identity), ceiling=ceiling
         )
-        if not await self._mark(call, Mark(sequence=sequence, send_by=send_by)):
+        if not await self._mark(call, sequence, send_by):
             await self._unsent(call, attempt)
             return self._wait(life, Why.RETRY, "the claim changed before it was marked")
         if not await self._may_send(call, attempt, began):
@@ -301,7 +304,8 @@ class Renter:
         found = offers.find(claim.accelerator, tier=claim.tier, region=claim.region) if offers else ()
         return found[0] if found else None
 
-    async def _mark(self, call: _Call, mark: Mark) -> bool:
+    async def _mark(self, call: _Call, sequence: int, send_by: datetime) -> bool:
+        mark = Mark(sequence=sequence, send_by=send_by, account_id=call.account.account_id)
         reach("mark.before")
         try:
             await call.port.mark(call.claim, mark, live=call.live)
@@ -543,7 +547,7 @@ class Renter:
         attempt = _attempt_of(
             claim, number=row.number, sequence=row.sequence, identity=row.identity, ceiling=ceiling
         )
-        if not await self._mark(call, Mark(sequence=row.sequence, send_by=send_by)):
+        if not await self._mark(call, row.sequence, send_by):
             return None
         if not await self._may_send(call, attempt, began):
             return None

@@ -47,6 +47,7 @@ class Provisioning:
             settings=settings,
             scope=self._scope,
             recorded_account=lambda key: self._core.recorded_account(key),
+            prepare=lambda account: self._follower.prepare(account),
             clock=clock,
         )
         self._core = Core(

@@ -51,8 +51,9 @@ class RunRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """All that is written of one claim. ``state`` None: no rental row."""
+    """All that is written of one claim, in the store of ``installation``. ``state`` None: no rental row."""
 
+    installation: str | None = None
     state: str | None
     resource_id: ResourceId | None
     resource_region: str | None
@@ -82,7 +83,7 @@ _RUNS = """
     from run where run.claim_uid = :uid
 """
 _LOAD = text(f"""
-    select r.state, r.resource_id, r.resource_region,
+    select i.id as installation, r.state, r.resource_id, r.resource_region,
         ({_ATTEMPTS}) as attempts, ({_RUNS}) as runs,
         array(select host from block where provider = :provider and account = :account
               and host is not null and expires_at > clock_timestamp()) as hosts
@@ -94,6 +95,7 @@ async def load(conn: AsyncConnection, uid: ClaimUid, *, provider: str, account: 
     """Everything about one claim, in one statement."""
     row = (await conn.execute(_LOAD, {"uid": uid, "provider": provider, "account": account})).one()
     return Rows(
+        installation=row.installation,
         state=row.state,
         resource_id=row.resource_id,
         resource_region=row.resource_region,

@@ -5,6 +5,7 @@ Exceptions are logged with frames and never with locals, which hold secrets. `co
 
 import logging
 import sys
+from enum import Enum
 from typing import Any, Literal
 
 import orjson
@@ -18,6 +19,7 @@ def configure(*, level: str = "info", style: Literal["json", "console"] = "json"
     """Set up structlog and stdlib logging for this process; lines go to standard error."""
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
+        _plain_words,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
@@ -40,6 +42,11 @@ def configure(*, level: str = "info", style: Literal["json", "console"] = "json"
     root.setLevel(max(LEVELS[level], logging.INFO))
     for noisy in ("alembic", "apscheduler", "uvicorn", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def _plain_words(_logger: WrappedLogger, _name: str, event: EventDict) -> EventDict:
+    """Members of an enumeration as the words they stand for, whatever renders them."""
+    return {key: value.value if isinstance(value, Enum) else value for key, value in event.items()}
 
 
 def _render_json(_logger: WrappedLogger, _name: str, event: EventDict) -> str:

@@ -127,11 +127,17 @@ class Lifecycle:
     def nudge(self, uid: str) -> None:
         """More is known of the Pod's machine: look again, and repeat a call that waited for that."""
         course = self._courses.get(uid)
+        if course is not None and isinstance(course.outcome, Rented) and self._is_forgotten(course):
+            course.outcome, course.queued = None, False
         if course is not None and isinstance(course.outcome, Waiting):
             self._rent.add(uid)
         if course is not None and isinstance(course.release, Releasing):
             self._end.add(uid)
         self._follow.add(uid)
+
+    def _is_forgotten(self, course: Course) -> bool:
+        """Whether the store has lost what it knew of the machine: asked again, it is written down anew."""
+        return course.claim_uid is not None and self._provisioning.view(course.claim_uid).state is None
 
     def kill(self, uid: str, message: str) -> None:
         """A probe has found the workload dead: cut its run off, and do what its restartPolicy says.

@@ -76,6 +76,8 @@ def main(stage: Stage) -> None:
     stage.until(
         "no claim is left", lambda: stage.kubectl("get", "nodeclaims", "-o", "name") == "", within_s=60
     )
+    # They are their claims' own: the cluster's garbage collection takes them, a moment later.
+    stage.until("no binding is left", lambda: not stage.objects("cloudpodbindings"), within_s=60)
     stage.show("get", "pods,nodeclaims,cloudpodbindings", "-n", NAMESPACE)
     for cloud in (modal, aws):
         stage.check(

@@ -460,6 +460,9 @@ class Engine:
                 case _:
                     records[kind] = value
         about = records.setdefault("about", {"account": self.scenario.account, "anchor": self.clock.anchor})
+        if "account" not in self.scenario.model_fields_set:  # nobody named it: it is what it was
+            self.scenario = self.scenario.model_copy(update={"account": about["account"]})
+            self.market = Market(self.scenario)
         if about["account"] != self.scenario.account:
             raise StateError(
                 f"the state is that of account {about['account']}, not of {self.scenario.account}"

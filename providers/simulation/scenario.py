@@ -5,6 +5,7 @@ through the control API. Durations are seconds of the cloud's clock, prices exac
 `docs/samples/scenarios/` has examples, and every field stands here with its meaning.
 """
 
+import secrets
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -129,7 +130,11 @@ class Scenario(_Part):
     """A whole cloud at its start."""
 
     cloud: str = Field("fake", min_length=1, description="Its name, in ids and messages.")
-    account: str = Field("acct-fake", min_length=1, description="What the cloud calls the account.")
+    account: str = Field(
+        default_factory=lambda: f"acct-{secrets.token_hex(4)}",
+        min_length=1,
+        description="What the cloud calls the account. Default: one of its own, kept with the state.",
+    )
     credential: str | None = Field(
         None, min_length=1, repr=False, description="Bearer token; null: none asked."
     )

@@ -81,17 +81,24 @@ class World:
     # --- controllers ------------------------------------------------------------------------------
 
     def controller(
-        self, name: str = "one", *, webhook: str | None = None, options: dict[str, str] = PATIENT
+        self,
+        name: str = "one",
+        *,
+        webhook: str | None = None,
+        options: dict[str, str] = PATIENT,
+        cloud: FakeCloud | None = None,
+        url: str | None = None,
     ) -> Controller:
         """A replica. The first serves the webhooks at the address that the configurations name.
 
         ``webhook``: another address to listen on, while the configurations still name the common one.
+        ``cloud`` and ``url``: another cloud, or way to the database, than the others'.
         """
         made = Controller(
             self.folder / name,
             kubeconfig=self.cluster.kubeconfig,
-            database_url=self.postgres.url_of(self.database),
-            clouds={PROVIDER: self.cloud.url},
+            database_url=url or self.postgres.url_of(self.database),
+            clouds={PROVIDER: (cloud or self.cloud).url},
             options={
                 **options,
                 "NEBULA_NAMESPACE": self.system,
@@ -272,12 +279,30 @@ class World:
     async def copy_database(self, name: str) -> str:
         """A copy of the database as it is now, while nobody uses it; its URL."""
         copied = f"{self.database}_{name}"
+        await self.administer(f'create database "{copied}" template "{self.database}"')
+        return copied
+
+    async def empty_database(self) -> str:
+        """A new database with nothing in it; its name."""
+        made = f"{self.database}_empty"
+        await self.administer(f'create database "{made}"')
+        return made
+
+    async def put_back(self, copied: str) -> None:
+        """The database becomes what the copy is, under whoever works with it."""
+        await self.administer(
+            f'drop database "{self.database}" with (force)',
+            f'create database "{self.database}" template "{copied}"',
+        )
+
+    async def administer(self, *statements: str) -> None:
+        """Run statements beside all databases."""
         connection = await asyncpg.connect(self._dsn(DevPostgres.database))
         try:
-            await connection.execute(f'create database "{copied}" template "{self.database}"')
+            for statement in statements:
+                await connection.execute(statement)
         finally:
             await connection.close()
-        return copied
 
     def _dsn(self, database: str) -> str:
         return self.postgres.url_of(database).replace("postgresql+asyncpg", "postgresql")

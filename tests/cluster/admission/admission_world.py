@@ -167,7 +167,7 @@ async def world(cluster: Cluster, kube: Kube) -> AsyncIterator[World]:
 @asynccontextmanager
 async def served(admission: Admission) -> AsyncIterator[Admission]:
     """``admission`` runs inside the block; its configurations stay behind, as they do in a cluster."""
-    running = asyncio.create_task(admission.run())
+    running = asyncio.create_task(led(admission))
     try:
         ready = asyncio.create_task(admission.wait_ready())
         async with asyncio.timeout(DEADLINE_S):
@@ -176,6 +176,13 @@ async def served(admission: Admission) -> AsyncIterator[Admission]:
         yield admission
     finally:
         await stopped(running)
+
+
+async def led(admission: Admission) -> None:
+    """Run it as the replica that leads."""
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(admission.run())
+        tasks.create_task(admission.keep())
 
 
 async def stopped(running: asyncio.Task[None]) -> None:

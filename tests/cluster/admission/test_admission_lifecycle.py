@@ -13,6 +13,7 @@ from admission_world import (
     a_pod,
     certificate_at,
     gated,
+    led,
     served,
     stopped,
     until,
@@ -40,7 +41,7 @@ async def test_342_the_api_server_is_not_told_before_there_is_a_certificate(arou
     """And the reason is there for people; once it is mended, all goes on by itself."""
     system = f"{around.system}-late"
     late = around.admission(around.settings(system=system))
-    running = asyncio.create_task(late.run())
+    running = asyncio.create_task(led(late))
     try:
         await until(lambda: "no certificate" in late.trouble)
         assert system in late.trouble
@@ -134,7 +135,7 @@ async def test_344_replicas_that_start_together_agree_on_one_certificate(around:
     settings = around.settings().model_copy(update={"webhook_bind": "127.0.0.1:0", "webhook_url": url})
 
     admissions = [around.admission(settings) for _ in range(4)]
-    running = [asyncio.create_task(each.run()) for each in admissions]
+    running = [asyncio.create_task(led(each)) for each in admissions]
     try:
         async with asyncio.timeout(DEADLINE_S):
             await asyncio.gather(*(each.wait_ready() for each in admissions))
@@ -170,7 +171,7 @@ async def test_a_review_under_way_is_answered_when_the_webhooks_stop(around: Wor
         await go_on.wait()
         yield review[40:]
 
-    running = asyncio.create_task(admission.run())
+    running = asyncio.create_task(led(admission))
     await asyncio.wait_for(admission.wait_ready(), DEADLINE_S)
     trust = ssl.create_default_context(cadata=admission.certificates.ca_bundle.decode())
     url = f"https://127.0.0.1:{admission.port}{keys.POD_MUTATING_PATH}"

@@ -14,6 +14,8 @@ from tests.cluster.reserve.world import World
 from tests.support import composed
 from tests.support.clouds import SMALL, FakeCloud
 
+OTHER = SMALL | {"account": "acct-2"}
+
 
 @pytest.fixture(scope="session")
 async def kube(cluster: Cluster) -> AsyncIterator[Kube]:
@@ -27,14 +29,14 @@ async def both_clouds(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator
     folder = tmp_path_factory.mktemp("reserve")
     async with (
         FakeCloud.running(folder / "one", scenario=SMALL) as one,
-        FakeCloud.running(folder / "two", scenario=SMALL) as two,
+        FakeCloud.running(folder / "two", scenario=OTHER) as two,
     ):
         yield one, two
 
 
 @pytest.fixture
 def first_cloud() -> dict[str, Any]:
-    """What the first cloud is like; a test overrides it by parametrizing. The second one is `SMALL`."""
+    """What the first cloud is like; a test overrides it by parametrizing. The second one is `OTHER`."""
     return SMALL
 
 
@@ -44,7 +46,7 @@ async def world(
 ) -> AsyncIterator[World]:
     one, two = both_clouds
     await one.reset(first_cloud)
-    await two.reset(SMALL)
+    await two.reset(OTHER)
     engine = create_engine(database_url, pool_size=12)
     name = f"reserve-{uuid4().hex[:8]}"
     body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}

@@ -19,7 +19,10 @@ from tests.support import postgres
 from tests.support.clouds import SMALL, FakeCloud
 from tests.support.cluster import Kubectl
 
-SCENARIOS = {"again": SMALL | {"restarts": True}, "once": SMALL | {"restarts": False}}
+SCENARIOS = {
+    "again": SMALL | {"restarts": True},
+    "once": SMALL | {"restarts": False, "account": "acct-2"},
+}
 
 
 @pytest.fixture(scope="module")
