@@ -140,7 +140,10 @@ async def _run(settings: Settings) -> None:
                 await prepare_cluster(kube, settings.namespace)
             await _check_cluster(kube, settings)
         except KubeError as error:
-            raise click.ClickException(f"the API server cannot be used: {error}") from None
+            hint = "; does --kubeconfig (KUBECONFIG) name the right cluster?" if error.status == 0 else ""
+            raise click.ClickException(
+                f"the API server at {kube.server} cannot be used: {error}{hint}"
+            ) from None
         await Replica(settings, kube=kube).run()
 
 

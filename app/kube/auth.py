@@ -137,7 +137,8 @@ async def connect(
     except NoCluster:
         raise
     except Exception as error:
-        raise NoCluster(f"cannot use the configuration of {source}: {error}") from error
+        words = " ".join(str(error).split()) or type(error).__name__  # YAML's own run over several lines
+        raise NoCluster(f"cannot use the configuration of {source}: {words}") from error
 
 
 def _find(kubeconfig: str | None, context: str | None) -> _Source:

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import functools
 import importlib.metadata
+import os
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -82,6 +83,11 @@ class Kube:
         self._agent = f"nebula/{_version()} ({room})"
         self._urgent = urgent
         self._timeout_s = timeout_s
+
+    @property
+    def server(self) -> str:
+        """The API server's address, for people."""
+        return self._transport.server
 
     async def close(self) -> None:
         """Close the shared session: every view is unusable afterwards."""
@@ -284,6 +290,10 @@ class _Transport:
             trust_env=False,  # reads ~/.netrc and the environment at each request
         )
 
+    @property
+    def server(self) -> str:
+        return self._connection.base_url
+
     async def close(self) -> None:
         await self._session.close()
 
@@ -414,4 +424,9 @@ def _patience_s(header: str | None) -> float:
 
 
 def _text(error: BaseException) -> str:
+    if isinstance(error, aiohttp.ClientConnectorError):  # its own words tell of our TLS objects
+        cause = error.os_error
+        known = isinstance(cause.errno, int) and cause.errno > 0
+        why = os.strerror(cause.errno) if known and cause.errno else cause.strerror or str(cause)
+        return f"cannot connect to {error.host}:{error.port}: {why}"
     return f"{type(error).__name__}: {error}".rstrip(": ")

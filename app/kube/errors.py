@@ -58,6 +58,9 @@ class Unreachable(KubeError):
     def __init__(self, message: str) -> None:
         super().__init__(0, reason="Unreachable", message=message)
 
+    def __str__(self) -> str:
+        return self.message
+
 
 def from_response(method: str, status: int, body: bytes) -> KubeError:
     """The error for a response of ``status``, its ``body`` being a Status object or any other text."""

@@ -1,6 +1,7 @@
 """Provisioning on real parts: NodeClaims on the API server, rows in Postgres, a cloud in its own process."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -107,6 +108,7 @@ class Bench:
     installation: str
     leader: Leader = field(default_factory=Leader)
     provisioning: Provisioning = field(init=False)
+    accounts: Accounts = field(init=False)
 
     @property
     def door(self) -> ClaimDoor:
@@ -186,7 +188,9 @@ class Bench:
             return row
 
     @asynccontextmanager
-    async def running(self, **changes: Any) -> AsyncIterator["Bench"]:
+    async def running(
+        self, *, clock: Callable[[], float] = time.monotonic, **changes: Any
+    ) -> AsyncIterator["Bench"]:
         """A process's worth of provisioning; leave and enter again for a restart without memory."""
         settings = a_settings(self.cloud.url, **changes)
         accounts, offerings = Accounts(settings, self.installation), Offerings()
@@ -198,7 +202,9 @@ class Bench:
             installation=self.installation,
             leadership=self.leader,
             port=self.door,
+            clock=clock,
         )
+        self.accounts = accounts
         async with self.engine.begin() as conn:
             await get_or_create(conn, new_id=self.installation)
             self.leader.epoch = await next_epoch(conn, self.leader.epoch or 0)
