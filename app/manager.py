@@ -13,6 +13,7 @@ import socket
 from base64 import b64decode
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import structlog
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -234,7 +235,7 @@ class Replica:
                 " this replica takes no duties, nothing is rented and nothing destroyed from here; give it"
                 " this installation's --database-url"
             )
-            _say_trouble(store, store.stranger, wrong=recorded is not None)
+            _say_trouble(store, store.stranger, say=log.info if recorded is None else log.error)
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     await self._elected.wait()
@@ -521,16 +522,14 @@ def _marked(claim: Obj | None) -> int:
     return int(attempt.get("sequence", 0))
 
 
-def _say_trouble(store: Store, trouble: str | None, *, wrong: bool = False) -> None:
+def _say_trouble(store: Store, trouble: str | None, *, say: Callable[..., Any] = log.warning) -> None:
     """Log a change once, not each look."""
     if trouble != store.trouble:
         store.trouble = trouble
         if trouble is None:
             log.info("store ready")
-        elif wrong:
-            log.error("store not usable", why=trouble)
         else:
-            log.warning("store not usable", why=trouble)
+            say("store not usable", why=trouble)
 
 
 def _decoded(text: str) -> str:
