@@ -70,11 +70,27 @@ class StreamsLogs(Protocol):
     async def logs(
         self, ref: Ref, *, follow: bool, since: datetime | None, tail_lines: int | None
     ) -> AsyncIterator[LogChunk] | None:
-        """The workload's output, oldest first; None when the cloud has no such machine or no output of it.
+        """The output of the workload's last run, oldest first, from its first byte on.
 
-        ``since`` and ``tail_lines`` are hints: more may come than was asked for, never less. Without
-        ``follow`` it ends with what exists now, also where the cloud keeps the stream open; with it, once the
-        workload is over and all was delivered. A stream that broke ends in an error, not quietly.
+        None when the cloud has no such machine, or no output of it.
+
+        Where the cloud has dropped the beginning, the first chunk is a line that says so. ``since`` and
+        ``tail_lines`` are hints: more may come than was asked for, never less. Without ``follow`` it ends
+        with what exists now, also where the cloud keeps the stream open; with it, once the workload is over
+        and all was delivered. A stream that broke ends in an error, not quietly.
+
+        Raises:
+            Unavailable, Throttled: nothing is known; while iterating, too.
+        """
+        ...
+
+
+@runtime_checkable
+class KeepsPreviousRun(Protocol):
+    """Still has what the workload wrote before its last restart on the same machine."""
+
+    async def previous_logs(self, ref: Ref) -> AsyncIterator[LogChunk] | None:
+        """The output of the run before the last one, whole; None when the cloud has none.
 
         Raises:
             Unavailable, Throttled: nothing is known; while iterating, too.
@@ -172,6 +188,47 @@ class Connects(Protocol):
         ...
 
 
+class Pipe(Protocol):
+    """One connection to a port, its two directions closed each on its own."""
+
+    async def read(self) -> bytes:
+        """What has come, as soon as something has; empty at the end.
+
+        Raises:
+            Unavailable: the connection broke.
+        """
+        ...
+
+    async def write(self, data: bytes) -> None:
+        """Send; returns when it has left us, or the other side reads slowly.
+
+        Raises:
+            Unavailable: the connection broke.
+        """
+        ...
+
+    async def end_output(self) -> None:
+        """Nothing more will be written; may be repeated."""
+        ...
+
+    async def aclose(self) -> None:
+        """Let go of both directions. May be repeated; never raises."""
+        ...
+
+
+@runtime_checkable
+class Dials(Protocol):
+    """Carries a byte stream to a port of the workload, where `Machine.ports` and ``endpoint`` name none."""
+
+    async def dial(self, ref: Ref, *, port: int) -> Pipe | None:
+        """A new connection to ``port``; None when the cloud has no such machine.
+
+        Raises:
+            Unavailable, Throttled: not connected: nobody listens there, or the machine does not run.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SshAddress:
     """Where sshd of a machine listens, and as whom to log in. Read anew each time: addresses change hands."""
@@ -201,10 +258,14 @@ class ReachableBySsh(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What a machine uses at a moment of the provider's clock; None where the cloud does not say."""
+    """What a machine uses at a moment of the provider's clock; None where the cloud does not say.
+
+    ``cpu_cores`` is the rate of now, ``cpu_s`` the core-seconds since the workload began: a cloud has either.
+    """
 
     at: datetime | None = None
     cpu_cores: float | None = None
+    cpu_s: float | None = None
     memory_bytes: int | None = None
     disk_bytes: int | None = None
     gpu_percent: tuple[float, ...] = ()

@@ -78,6 +78,7 @@ _STATES = {
     "ending": MachineState.EXITED,  # terminate was accepted, and something is still there
     "gone": MachineState.GONE,
 }
+_ABSENT = ("no_such_machine", "no_output")
 _END_REASONS = {reason.value: reason for reason in EndReason}
 
 
@@ -90,6 +91,7 @@ class FakeProvider:
 
     def __init__(self, config: ProviderConfig, *, client: FakeClient, about: wire.About) -> None:
         timeout_s = config.call_timeout_s or _CALL_TIMEOUT_S
+        self.url = config.options["url"]
         self._name = config.name
         self._account = config.account
         self._client = client
@@ -132,7 +134,12 @@ class FakeProvider:
         client = FakeClient(url, token=token, timeout_s=config.call_timeout_s or _CALL_TIMEOUT_S)
         try:
             reply = await _read(client, "/v1/about")
-            about = _parsed(wire.About, reply)
+            about = parsed(wire.About, reply)
+            if about.processes:
+                from providers.fake.running import RestartingRunningFakeProvider, RunningFakeProvider
+
+                running = RestartingRunningFakeProvider if about.restarts else RunningFakeProvider
+                return running(config, client=client, about=about)
             kind = RestartingFakeProvider if about.restarts else cls
             return kind(config, client=client, about=about)
         except BaseException:
@@ -148,7 +155,7 @@ class FakeProvider:
         return self._traits
 
     async def account(self) -> str:
-        return _parsed(wire.AccountBody, await _read(self._client, "/v1/account")).account_id
+        return parsed(wire.AccountBody, await _read(self._client, "/v1/account")).account_id
 
     def validate(self, workload: Workload) -> str | None:
         """It runs anything, but cannot keep a workload from the network."""
@@ -161,7 +168,7 @@ class FakeProvider:
         return None
 
     async def offers(self) -> Sequence[Offering]:
-        body = _parsed(wire.OffersBody, await _read(self._client, "/v1/offers"))
+        body = parsed(wire.OffersBody, await _read(self._client, "/v1/offers"))
         return [
             Offering(
                 provider=self._name,
@@ -239,7 +246,7 @@ class FakeProvider:
 
     async def get(self, ref: Ref) -> Machine | None:
         reply = await self._ask("GET", ref)
-        return None if reply is None else self._machine(_parsed(wire.MachineBody, reply))
+        return None if reply is None else self._machine(parsed(wire.MachineBody, reply))
 
     async def stop(self, ref: Ref, *, grace_s: int) -> None:
         await self._ask("POST", ref, action="/stop", body={"grace_s": grace_s})
@@ -258,7 +265,7 @@ class FakeProvider:
         path = f"/v1/machines/{ref.resource_id}{action}"
         query = {"region": ref.region} if ref.region else None
         reply = await _call(self._client, method, path, query=query, body=body)
-        if reply.status == 404 and reply.code == "no_such_machine":
+        if reply.status == 404 and reply.code in _ABSENT:
             return None
         return _usable(reply)
 
@@ -275,7 +282,7 @@ class FakeProvider:
             calls += 1
             try:
                 reply = await _read(self._client, "/v1/machines", query=query)
-                page = _parsed(wire.PageBody, reply)
+                page = parsed(wire.PageBody, reply)
             except ProviderError as error:
                 if calls == 1 and not isinstance(error, _Garbled):
                     raise
@@ -429,7 +436,7 @@ def _usable(reply: Reply) -> Reply:
     raise Unavailable(f"the answer was {reply.status} {reply.code}: {reply.message}")
 
 
-def _parsed(kind: type[Body], reply: Reply) -> Body:
+def parsed(kind: type[Body], reply: Reply) -> Body:
     try:
         return kind.model_validate_json(reply.raw)
     except ValidationError as error:

@@ -10,14 +10,23 @@ GET      /v1/machines/{id}?region=         404 with code ``no_such_machine``
 POST     /v1/machines/{id}/stop            202; ``grace_s``
 POST     /v1/machines/{id}/restart         202; the workload once more, on the same machine
 DELETE   /v1/machines/{id}?region=         202
+POST     /v1/machines/{id}/logs            ``follow``, ``previous``; a stream's ``port`` and ``ticket``
+POST     /v1/machines/{id}/exec            ``command``, ``stdin``, ``terminal``; the same
+POST     /v1/machines/{id}/attach          the same
+POST     /v1/machines/{id}/connect         ``port`` of the workload; the same
+GET      /v1/machines/{id}/usage           ``cpu_s``, ``memory_bytes``
 =======  ================================  =====================================================
 
-Errors are ``{"error": {"code", "message", "host"?}}``. The container is not run: it "ends" by the scenario,
-or as its environment says, ``FAKE_EXIT_AFTER_S`` seconds after it runs with code ``FAKE_EXIT_CODE``, and once
-it is asked to stop, ``FAKE_STOP_AFTER_S`` seconds later with code ``FAKE_STOP_CODE``.
+The last five only where machines run processes (``processes`` in the scenario); the streams are those of
+`providers.simulation.streams`.
+
+Errors are ``{"error": {"code", "message", "host"?}}``. Without processes the container is not run: it "ends"
+by the scenario, or as its environment says, ``FAKE_EXIT_AFTER_S`` seconds after it runs with code
+``FAKE_EXIT_CODE``, and once it is asked to stop, ``FAKE_STOP_AFTER_S`` seconds later with ``FAKE_STOP_CODE``.
 """
 
 import base64
+import contextlib
 import hashlib
 import math
 import sys
@@ -34,8 +43,10 @@ from providers.simulation.clock import as_text
 from providers.simulation.engine import Engine
 from providers.simulation.http import Answer, Asked, Front
 from providers.simulation.orders import Order, Refusal, Refused
+from providers.simulation.processes import CannotStart, Processes
 from providers.simulation.scenario import Billing, Images
 from providers.simulation.state import Machine
+from providers.simulation.streams import Serve, Wire, serve_attached, serve_output, serve_port, serve_process
 
 DEFAULT_SCENARIO = """\
 cloud: fake
@@ -60,6 +71,8 @@ _STATUS = {
     Refusal.TOKEN: (409, "token_reused"),
     Refusal.UNKNOWN_REGION: (404, "no_such_region"),
     Refusal.NO_SUCH_MACHINE: (404, "no_such_machine"),
+    Refusal.NO_OUTPUT: (404, "no_output"),
+    Refusal.NOT_RUNNING: (409, "not_running"),
 }
 
 
@@ -80,6 +93,11 @@ def routes(engine: Engine) -> list[BaseRoute]:
         front.route("POST", "/v1/machines/{id}/stop", "stop", api.stop),
         front.route("POST", "/v1/machines/{id}/restart", "restart", api.restart),
         front.route("DELETE", "/v1/machines/{id}", "terminate", api.terminate),
+        front.route("POST", "/v1/machines/{id}/logs", "logs", api.logs),
+        front.route("POST", "/v1/machines/{id}/exec", "exec", api.exec),
+        front.route("POST", "/v1/machines/{id}/attach", "attach", api.attach),
+        front.route("POST", "/v1/machines/{id}/connect", "connect", api.connect),
+        front.route("GET", "/v1/machines/{id}/usage", "usage", api.usage),
     ]
 
 
@@ -122,6 +140,7 @@ class _Api:
                 "calls_per_s": facts.calls_per_s,
                 "completion": facts.completion,
                 "restarts": facts.restarts,
+                "processes": facts.processes is not None,
                 "boot_s": life.queue_s + life.boot_s,
                 "max_lifetime_s": life.max_s,
                 "ended_listed_s": None if life.exited_s is None else life.exited_s + facts.history_s,
@@ -211,6 +230,75 @@ class _Api:
             raise Refused(Refusal.NO_SUCH_MACHINE, "there is no such machine")
         return Answer(status=202, body={})
 
+    def logs(self, asked: Asked) -> Answer:
+        processes, machine = self._running(asked)
+        options = asked.json or {}
+        run_back = 1 if options.get("previous") else 0
+        if processes.runs_of(machine.id) <= run_back:
+            raise Refused(Refusal.NO_OUTPUT, "there is no output")
+        follow = bool(options.get("follow"))
+
+        async def serve(wire: Wire) -> None:
+            await serve_output(wire, processes, machine.id, follow=follow, run_back=run_back)
+
+        return self._stream(asked, serve)
+
+    def exec(self, asked: Asked) -> Answer:
+        processes, machine = self._running(asked)
+        options = asked.json or {}
+        command = [str(word) for word in options.get("command") or ()]
+        if not command or not command[0]:
+            raise Refused(Refusal.INVALID, "command must not be empty")
+        if machine.state != "running":
+            raise Refused(Refusal.NOT_RUNNING, "the machine does not run")
+        stdin, terminal = bool(options.get("stdin")), bool(options.get("terminal"))
+
+        async def serve(wire: Wire) -> None:  # started by the client's coming: a lost answer starts nothing
+            with contextlib.suppress(CannotStart):  # the stream ends without an end
+                await serve_process(
+                    wire, processes.start(machine.id, command, stdin=stdin, terminal=terminal)
+                )
+
+        return self._stream(asked, serve)
+
+    def attach(self, asked: Asked) -> Answer:
+        processes, machine = self._running(asked)
+        if machine.state != "running":
+            raise Refused(Refusal.NOT_RUNNING, "the machine does not run")
+
+        async def serve(wire: Wire) -> None:
+            await serve_attached(wire, processes, machine.id)
+
+        return self._stream(asked, serve)
+
+    def connect(self, asked: Asked) -> Answer:
+        processes, machine = self._running(asked)
+        if machine.state != "running":
+            raise Refused(Refusal.NOT_RUNNING, "the machine does not run")
+        port = processes.port(machine.id, int((asked.json or {}).get("port") or 0))
+
+        async def serve(wire: Wire) -> None:
+            await serve_port(wire, port)
+
+        return self._stream(asked, serve)
+
+    def usage(self, asked: Asked) -> Answer:
+        processes, machine = self._running(asked)
+        return Answer(body={"at": as_text(asked.now)} | (processes.usage(machine.id) or {}))
+
+    def _stream(self, asked: Asked, serve: Serve) -> Answer:
+        return Answer(body=self._engine.streams.ticket(serve, asked.faults))
+
+    def _running(self, asked: Asked) -> tuple[Processes, Machine]:
+        """The machine and the processes, where there are any."""
+        machine = self._engine.get(asked.path["id"], now=asked.now, region=self._region(asked))
+        processes = self._engine.processes
+        if machine is None or machine.account != self._account(asked):
+            raise Refused(Refusal.NO_SUCH_MACHINE, "there is no such machine")
+        if processes is None or not processes.known(machine.id):
+            raise Refused(Refusal.NO_OUTPUT, "this machine runs no process")
+        return processes, machine
+
     def _region(self, asked: Asked) -> str | None:
         """The region a call is for; None where calls are not regional."""
         facts, region = self._engine.scenario, asked.query.get("region")
@@ -237,7 +325,10 @@ class _Api:
                 "image": bool(machine.pull_problem),
             }
         number = machine.number % 65_025
-        ports = self._engine.doors.addresses(machine) if state == "running" else {}
+        ports: dict[int, str] = {}
+        if state == "running":
+            processes = self._engine.processes
+            ports = processes.addresses(machine.id) if processes else self._engine.doors.addresses(machine)
         address = f"198.18.{number // 255}.{number % 255 + 1}"
         return {
             "id": machine.id,
@@ -299,6 +390,7 @@ def _order(asked: Asked, images: Images) -> Order:
             command=tuple(body.get("command") or ()),
             args=tuple(body.get("args") or ()),
             env={name: digest_of(value) for name, value in env.items()},
+            values=dict(env),
             ports=tuple(int(port) for port in body.get("ports") or ()),
             pull_problem=_pull_problem(body, images),
             disk_gib=body.get("disk_gib"),

@@ -20,6 +20,7 @@ class About(BaseModel):
     calls_per_s: float
     completion: Completion
     restarts: bool
+    processes: bool = False
     boot_s: float
     max_lifetime_s: float | None
     ended_listed_s: float | None
@@ -91,3 +92,14 @@ class OffersBody(BaseModel):
 
 class AccountBody(BaseModel):
     account_id: str
+
+
+class StreamBody(BaseModel):
+    port: int
+    ticket: str
+
+
+class UsageBody(BaseModel):
+    at: Time
+    cpu_s: float | None = None
+    memory_bytes: int | None = None

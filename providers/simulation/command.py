@@ -52,7 +52,7 @@ class _Cloud:
         await self._app(scope, receive, send)
 
     def close(self) -> None:
-        self._engine.doors.close()
+        self._engine.close()
         self._journal.close()
 
     def _open(self, facts: scenario.Scenario) -> None:
@@ -70,7 +70,7 @@ class _Cloud:
         """Read the scenario again, forget everything, begin anew. For tests that share one process."""
         facts = self._facts()  # first: a wrong scenario changes nothing
         self._engine.faults.clear()  # calls that are held must not wait for ever
-        self._engine.doors.close()
+        self._engine.close()
         self._journal.close()
         self._journal.remove()
         self._open(facts)

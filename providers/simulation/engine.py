@@ -8,6 +8,8 @@ Capacity is counted in GPUs (machines where there is no accelerator), by region,
 machine of count n needs n of them at once, from booting until it is gone.
 """
 
+import asyncio
+import contextlib
 import heapq
 from collections import Counter, deque
 from collections.abc import Callable
@@ -21,8 +23,13 @@ from providers.simulation.doors import Doors
 from providers.simulation.faults import Faults
 from providers.simulation.market import Market, Meters, Pool, pool_of, pool_of_order, text, within
 from providers.simulation.orders import Order, Refusal, Refused
+from providers.simulation.processes import Processes
 from providers.simulation.scenario import Life, Scenario
 from providers.simulation.state import Journal, Machine, StateError
+from providers.simulation.streams import Streams
+
+_HOST_LOST = "the host of the machine was lost"  # with the processes, when the simulator ended
+_TIMERS_S = 3600.0  # what is due later than that is carried out when somebody looks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +54,12 @@ class Engine:
         self.clock = Clock(anchor=real(), scale=facts.scale, skew_s=facts.skew_s, real=real)
         self.faults = Faults(lambda dumped: journal.append("faults", dumped))
         self.doors = Doors(scenario.serve, now=self.clock.now, scale=facts.scale)
+        self.streams = Streams()
+        self.processes: Processes | None = None
+        if scenario.processes is not None:
+            self.processes = Processes(
+                scenario.processes, clock=lambda: self.clock, ended=self._process_ended
+            )
         self.machines: dict[str, Machine] = {}
         self.creates: list[dict[str, Any]] = []
         self.calls: Counter[str] = Counter()
@@ -98,6 +111,8 @@ class Engine:
         machine.rates = [(now, meters)]
         machine.phantom = phantom
         self._remember(machine)
+        if self.processes is not None and not phantom:
+            self.processes.prepare(machine, command=(*order.command, *order.args), env=order.values)
         if phantom:
             self._enter(machine, "gone", now)
         else:
@@ -175,7 +190,9 @@ class Engine:
         machine.stops += 1
         if machine.state in ("queued", "booting", "running"):
             takes_s = self.life.stop_s if machine.stop_after_s is None else machine.stop_after_s
-            if takes_s <= grace_s and machine.state == "running":
+            if self.processes is not None and machine.state == "running":
+                self.processes.ask_to_end(machine.id)
+            elif takes_s <= grace_s and machine.state == "running":
                 machine.due.setdefault("stop", now + micros(takes_s))
                 self._schedule(machine, "stop", machine.due["stop"])
             kill = now + micros(grace_s)
@@ -213,6 +230,13 @@ class Engine:
             self._save(machine)
             self.advance()
         return True
+
+    def close(self) -> None:
+        """Nothing of this cloud listens or runs any more."""
+        self.doors.close()
+        self.streams.close()
+        if self.processes is not None:
+            self.processes.close()
 
     # --- what happens to machines -----------------------------------------------------------------
 
@@ -298,6 +322,13 @@ class Engine:
         self.creates.append({"name": name, "token": token, "at": now})
         self.journal.append("create", self.creates[-1])
 
+    def _process_ended(self, machine_id: str, code: int) -> None:
+        """A machine's own process is over, by itself or because the machine is."""
+        now = self.advance()
+        machine = self.machines[machine_id]
+        if machine.state == "running":
+            self.exit(machine, now=now, code=code, reason="terminated" if machine.stops else None)
+
     # --- inside -------------------------------------------------------------------------------------
 
     def _happen(self, machine: Machine, event: str, at: int) -> None:
@@ -312,6 +343,9 @@ class Engine:
             case "run" if machine.pull_problem:
                 self.fail(machine, now=at, message=machine.pull_problem)
             case "run":
+                if self.processes is not None and not self.processes.known(machine.id):
+                    self.fail(machine, now=at, message=_HOST_LOST)
+                    return
                 self._enter(machine, "running", at)
                 life = self.life
                 after_s = machine.exit_after_s if machine.exit_after_s is not None else life.exit_after_s
@@ -370,6 +404,8 @@ class Engine:
         if held and not machine.holds_capacity:
             self._serve(pool_of(machine), at)
         self.doors.follow(machine)
+        if self.processes is not None:
+            self.processes.follow(machine)
         if state == "gone":
             stay_s = max(self.scenario.history_s, self.scenario.lag.list_terminate_s)
             self._schedule(machine, "forget", at + micros(stay_s))
@@ -389,6 +425,11 @@ class Engine:
         machine.due[event] = at
         self._order += 1
         heapq.heappush(self._events, (at, self._order, machine.number, machine.id, event))
+        if self.processes is not None:  # a process starts when it is due, not when somebody looks
+            wait_s = max(0.0, (at - self.clock.now()) / micros(1) / self.clock.scale)
+            if wait_s < _TIMERS_S:
+                with contextlib.suppress(RuntimeError):  # at the start there is no loop, and nothing to start
+                    asyncio.get_running_loop().call_later(wait_s, self.advance)
 
     def _replay(self, token: str, *, now: int) -> Machine | None:
         window_s = self.scenario.idempotent_for_s
@@ -486,6 +527,8 @@ class Engine:
                 due["start"] = self.clock.now()  # it waited for capacity, and goes on waiting
             for event, at in due.items():
                 self._schedule(machine, event, at)
+            if self.processes is not None and machine.state == "running":
+                self.fail(machine, now=self.clock.now(), message=_HOST_LOST)
         kept = [("about", about), ("market", self.market.changed), ("faults", self.faults.dump())]
         if "life" in records:
             kept.append(("life", records["life"]))

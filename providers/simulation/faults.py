@@ -31,6 +31,9 @@ FaultKind = Literal[
     "foreign",  # list and account: the answer is that of another account
     "repeat_page",  # list: the next page is this page again, for ever
     "missing_total",  # list: the page names no total and no account
+    "stream_cut",  # logs, exec, attach, connect: after `keep` bytes the stream breaks
+    "stream_stall",  # the same, and nothing more comes while it stays open
+    "stream_slow",  # `delay_s` before each piece
 ]
 
 # These let nothing happen unless told otherwise; `lost` and `cut` lose only the answer.
@@ -45,7 +48,9 @@ class Fault(BaseModel):
     id: str = ""
     kind: FaultKind
     verb: str = Field(
-        "*", description="about, account, offers, create, list, get, stop or terminate; * for all."
+        "*",
+        description="about, account, offers, create, list, get, stop, restart, terminate, logs, exec, attach,"
+        " connect or usage; * for all.",
     )
     region: str | None = Field(None, description="Only calls for exactly this region.")
     path: str | None = Field(None, description="Only calls whose path this regular expression finds.")

@@ -19,6 +19,8 @@ class Refusal(StrEnum):
     TOKEN = "token"  # the same token with another request: the first machine exists
     UNKNOWN_REGION = "unknown_region"
     NO_SUCH_MACHINE = "no_such_machine"
+    NO_OUTPUT = "no_output"
+    NOT_RUNNING = "not_running"
 
 
 class Refused(Exception):
@@ -36,7 +38,8 @@ class Order:
     """What a create asks for. ``exit_…`` and ``stop_…`` script the workload, None as the scenario.
 
     ``digest`` stands for the exact request: the same token with another one is refused. ``env`` maps names to
-    digests of their values, which are not kept. ``pull_problem``: why its image cannot be pulled.
+    digests of their values, which are not kept; ``values`` has them for a machine that runs processes.
+    ``pull_problem``: why its image cannot be pulled.
     """
 
     name: str | None
@@ -49,6 +52,7 @@ class Order:
     command: tuple[str, ...] = ()
     args: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
+    values: dict[str, str] = field(default_factory=dict, repr=False)
     ports: tuple[int, ...] = ()
     pull_problem: str = ""
     labels: dict[str, str] = field(default_factory=dict)

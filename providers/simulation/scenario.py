@@ -76,6 +76,13 @@ class Serve(_Part):
     status: int = Field(200, ge=0, le=599, description="Every answer's status; 0: accept, and never answer.")
 
 
+class ProcessesPart(_Part):
+    """Machines run their command as a local process: for demos and tests, on Linux."""
+
+    user: str = Field("nobody", description="The account of the processes where the simulator runs as root.")
+    output_bytes: int = Field(1 << 30, ge=1 << 16, description="What one run may say; the rest is dropped.")
+
+
 class Images(_Part):
     """Which images cannot be pulled. The order is taken all the same, as clouds do, and fails at its boot."""
 
@@ -169,6 +176,9 @@ class Scenario(_Part):
     lag: Lag = Lag()
     life: Life = Life()
     serve: Serve | None = Field(None, description="null: workloads serve nothing, and only have an address.")
+    processes: ProcessesPart | None = Field(
+        None, description="null: nothing runs, and workloads end as the scenario says."
+    )
     images: Images = Images()
     billing: Billing = Billing()
     offers: tuple[Offer, ...] = Field(min_length=1)
@@ -177,6 +187,8 @@ class Scenario(_Part):
     def _check(self) -> "Scenario":
         if len(set(self.regions)) != len(self.regions):
             raise ValueError("regions names one region twice")
+        if self.serve is not None and self.processes is not None:
+            raise ValueError("serve and processes exclude each other: processes open their own ports")
         if self.lists == "regional" and not self.regions:
             raise ValueError("lists: regional needs regions")
         seen: set[tuple[str, str]] = set()

@@ -18,7 +18,8 @@ class Row:
 
     ``features``: ``idempotent`` (creates by token), ``queue`` (orders taken without capacity), ``code`` (exit
     codes), ``total`` (a list that counts itself), ``pages``, ``price`` (ceilings), ``hosts``, ``restarts``,
-    ``grace`` (a stop that can be ignored until its grace is over).
+    ``grace`` (a stop that can be ignored until its grace is over), ``processes`` (output,
+    commands, ports and usage).
     """
 
     name: str
@@ -47,6 +48,13 @@ ROWS = (
         scenario={key: value for key, value in SMALL.items() if key != "regions"},
         options=lambda cloud: {"url": cloud.url},
         features=frozenset({"queue", "code", "total", "pages", "price", "hosts", "restarts", "grace"}),
+    ),
+    Row(
+        name="fake-with-processes",
+        factory=FakeProvider,
+        scenario=SMALL | {"processes": {}},
+        options=lambda cloud: {"url": cloud.url},
+        features=frozenset({"code", "processes"}),
     ),
 )
 

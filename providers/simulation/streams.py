@@ -1,0 +1,274 @@
+"""Long streams of a simulated cloud: output, a session with a process, a connection to a port.
+
+A call of the cloud's API, which passes the faults like any other, gives a ticket; a plain TCP connection to
+the streams' own port begins with that ticket and a line feed. Then come frames: one byte of kind, four of
+length, and the content (a connection to a port carries bare bytes). A stream whose last frame is not ``END``
+has broken.
+"""
+
+import asyncio
+import contextlib
+import secrets
+import socket
+import struct
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from enum import IntEnum
+from typing import Any
+
+import orjson
+
+from providers.simulation.faults import Fault
+from providers.simulation.processes import Process, Processes, read, write
+
+HEAD = struct.Struct(">BI")
+STAMP = struct.Struct(">Q")
+_TICKET_S = 30.0
+_FRAME_BYTES_MAX = 1 << 20
+_BUFFER_BYTES = 256 * 1024
+_DRAIN_S = 0.5  # for what a background child of an ended process may still say
+
+
+class Frame(IntEnum):
+    STDIN = 0
+    STDOUT = 1
+    STDERR = 2
+    END = 3  # a JSON object with ``code``, where there is one
+    RESIZE = 4  # ``columns`` and ``rows``
+    INPUT_END = 5
+
+
+class _Broken(Exception):
+    """The stream is over for one side: the other has gone, or a fault has cut it."""
+
+
+_ENDS = (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, _Broken)
+Serve = Callable[["Wire"], Awaitable[None]]
+
+
+class Streams:
+    """All streams of one cloud, on a port of their own that opens with the first one."""
+
+    def __init__(self) -> None:
+        self._pending: dict[bytes, tuple[Serve, Sequence[Fault]]] = {}
+        self._socket: socket.socket | None = None
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def ticket(self, serve: Serve, faults: Sequence[Fault]) -> dict[str, str | int]:
+        """What a client needs to begin: port and ticket, for ``_TICKET_S``."""
+        loop = asyncio.get_running_loop()
+        if self._socket is None:
+            self._socket = socket.create_server(("127.0.0.1", 0), backlog=512)
+            self._socket.setblocking(False)
+            self._keep(loop.create_task(self._listen(self._socket), name="streams"))
+        ticket = secrets.token_hex(16)
+        self._pending[ticket.encode()] = (serve, faults)
+        loop.call_later(_TICKET_S, self._pending.pop, ticket.encode(), None)
+        return {"port": self._socket.getsockname()[1], "ticket": ticket}
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        if self._socket is not None:
+            self._socket.close()
+        for task in self._tasks:
+            task.cancel()
+
+    async def _listen(self, sock: socket.socket) -> None:
+        self._server = await asyncio.start_server(self._accept, sock=sock, limit=_BUFFER_BYTES)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._keep(task)
+        try:
+            with contextlib.suppress(
+                OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, _Broken
+            ):
+                found = self._pending.pop((await reader.readuntil(b"\n")).strip(), None)
+                if found is not None:
+                    serve, faults = found
+                    await serve(Wire(reader, writer, faults))
+        finally:
+            writer.close()
+
+    def _keep(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+class Wire:
+    """One stream, with the faults that it suffers from."""
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, faults: Sequence[Fault]
+    ) -> None:
+        self.reader, self._writer = reader, writer
+        self._faults = {fault.kind: fault for fault in faults}
+        self._sent = 0
+        self._lock = asyncio.Lock()
+
+    async def send(self, kind: Frame, content: bytes) -> None:
+        await self.put(HEAD.pack(kind, len(content)) + content)
+
+    async def put(self, data: bytes) -> None:
+        """Send bytes as they are.
+
+        Raises:
+            _Broken: a fault has cut the stream. OSError: the other side has gone.
+        """
+        async with self._lock:  # two streams of a process share it
+            if (slow := self._faults.get("stream_slow")) is not None:
+                await asyncio.sleep(slow.delay_s)
+            for kind in ("stream_cut", "stream_stall"):
+                fault = self._faults.get(kind)
+                if fault is not None and self._sent + len(data) > fault.keep:
+                    self._writer.write(data[: fault.keep - self._sent])
+                    await self._writer.drain()
+                    if kind == "stream_stall":
+                        await asyncio.Event().wait()
+                    self._writer.transport.abort()
+                    raise _Broken
+            self._sent += len(data)
+            self._writer.write(data)
+            await self._writer.drain()
+
+    async def frame(self) -> tuple[int, bytes]:
+        """The next frame of the client.
+
+        Raises:
+            asyncio.IncompleteReadError: it has gone. _Broken: that was none of ours.
+        """
+        kind, length = HEAD.unpack(await self.reader.readexactly(HEAD.size))
+        if length > _FRAME_BYTES_MAX:
+            raise _Broken
+        return kind, await self.reader.readexactly(length)
+
+    async def gone(self) -> None:
+        """Return when the client has left; whatever it says until then is ignored."""
+        with contextlib.suppress(OSError):
+            while await self.reader.read(4096):
+                pass
+
+    def end_output(self) -> None:
+        with contextlib.suppress(OSError):
+            self._writer.write_eof()
+
+
+async def serve_output(
+    wire: Wire, processes: Processes, machine_id: str, *, follow: bool, run_back: int = 0
+) -> None:
+    """The records of a run, each with its time, then ``END``."""
+
+    async def send() -> None:
+        async for stamp, stream, data in processes.output(machine_id, follow=follow, run_back=run_back):
+            await wire.send(Frame(stream), STAMP.pack(stamp) + data)
+        await wire.send(Frame.END, b"{}")
+
+    await _until_gone(wire, send())
+
+
+async def serve_attached(wire: Wire, processes: Processes, machine_id: str) -> None:
+    """What the workload says from now on, then ``END`` with its code. It reads no input."""
+    ended = processes.end_of(machine_id)
+
+    async def send() -> None:
+        async for _, stream, data in processes.output(machine_id, follow=True, from_end=True):
+            await wire.send(Frame(stream), data)
+        code = await ended if ended is not None else 137
+        await wire.send(Frame.END, orjson.dumps({"code": code}))
+
+    await _until_gone(wire, send())
+
+
+async def serve_process(wire: Wire, process: Process) -> None:
+    """A process with its streams. It ends when the client leaves."""
+    hear = asyncio.create_task(_hear(wire, process), name="session input")
+    copying = [asyncio.create_task(_copy(process.stdout, wire, Frame.STDOUT), name="session output")]
+    if process.stderr >= 0:
+        copying.append(asyncio.create_task(_copy(process.stderr, wire, Frame.STDERR), name="session errors"))
+    try:
+        watched: list[asyncio.Future[Any]] = [hear, process.ended]
+        await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
+        if not process.ended.done():
+            return
+        _, late = await asyncio.wait(copying, timeout=_DRAIN_S)
+        while late and any(task.get_name() == "busy" for task in late):
+            _, late = await asyncio.wait(late, timeout=_DRAIN_S)
+        await wire.send(Frame.END, orjson.dumps({"code": process.ended.result()}))
+        await asyncio.wait([hear], timeout=_DRAIN_S)
+    finally:
+        process.kill()
+        for task in (hear, *copying):
+            task.cancel()
+        await asyncio.gather(hear, *copying, return_exceptions=True)
+        process.close()  # last: the tasks give the numbers of its descriptors back
+
+
+async def serve_port(wire: Wire, port: int | None) -> None:
+    """Bare bytes both ways, each direction ended on its own; one byte first says whether anybody listens."""
+    try:
+        if port is None:
+            raise ConnectionRefusedError
+        inner, writer = await asyncio.open_connection("127.0.0.1", port, limit=_BUFFER_BYTES)
+    except OSError:
+        await wire.put(b"\0")
+        return
+    await wire.put(b"\1")
+
+    async def there() -> None:
+        while data := await wire.reader.read(_BUFFER_BYTES):
+            writer.write(data)
+            await writer.drain()
+        writer.write_eof()
+
+    async def back() -> None:
+        while data := await inner.read(_BUFFER_BYTES):
+            await wire.put(data)
+        wire.end_output()
+
+    copying = [asyncio.create_task(there()), asyncio.create_task(back())]
+    try:
+        await asyncio.gather(*copying)
+    finally:
+        for task in copying:
+            task.cancel()
+        await asyncio.gather(*copying, return_exceptions=True)
+        writer.close()
+
+
+async def _hear(wire: Wire, process: Process) -> None:
+    """What the client sends, until it leaves."""
+    with contextlib.suppress(asyncio.IncompleteReadError, OSError, _Broken):
+        while True:
+            kind, content = await wire.frame()
+            match kind:
+                case Frame.STDIN if process.stdin >= 0:
+                    with contextlib.suppress(OSError):  # a process that reads no more may go on saying things
+                        await write(process.stdin, content)
+                case Frame.INPUT_END:
+                    process.close_input()
+                case Frame.RESIZE:
+                    process.resize(**orjson.loads(content))
+
+
+async def _copy(descriptor: int, wire: Wire, kind: Frame) -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    with contextlib.suppress(OSError):
+        while data := await read(descriptor):
+            task.set_name("busy")  # whoever drains must not cut what is still on its way
+            await wire.send(kind, data)
+            task.set_name("waits")
+
+
+async def _until_gone(wire: Wire, sending: Coroutine[object, object, None]) -> None:
+    work, gone = asyncio.ensure_future(sending), asyncio.ensure_future(wire.gone())
+    try:
+        await asyncio.wait([work, gone], return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            work.result()
+    finally:
+        for task in (work, gone):
+            task.cancel()
+        await asyncio.gather(work, gone, return_exceptions=True)
