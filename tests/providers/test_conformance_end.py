@@ -200,7 +200,8 @@ async def test_stop_ends_the_workload_and_leaves_the_machine_to_terminate(pair: 
     machine = await _got(pair, accepted.ref)
     assert machine.state is MachineState.EXITED
     assert machine.end is not None
-    assert (machine.end.reason, machine.end.exit_code) == (EndReason.TERMINATED, 143)
+    assert machine.end.reason is EndReason.TERMINATED
+    assert machine.end.exit_code in (143, 137)  # a grace of nothing may be over before it has heard
 
 
 @pytest.mark.parametrize("row", having("grace"), ids=str)
