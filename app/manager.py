@@ -31,6 +31,7 @@ from app.kube.client import Kube, Obj
 from app.kube.errors import Exists, KubeError
 from app.kube.events import Recorder
 from app.kube.lease import Election, Term, TermOver, boot_clock
+from app.kubelet.server import Kubelet
 from app.mirror.mirror import Mirror
 from app.placement.controller import Placement
 from app.placement.market import Adapters
@@ -145,6 +146,11 @@ class Replica:
             configured=frozenset(entry.key for entry in settings.providers),
         )
         admission = Admission(kube=self._kube, settings=settings, stock=stock)
+        kubelet = None
+        if settings.kubelet_address is not None:
+            kubelet = Kubelet(kube=self._kube, settings=settings, accounts=accounts, engine=engine)
+        else:
+            log.warning("no kubectl logs and exec: --kubelet-address is not given")
         health = Health(
             settings.health_bind,
             checks={
@@ -161,6 +167,8 @@ class Replica:
                     serving.create_task(self._keep_store(engine, installation), name="store"),
                     serving.create_task(self._follow_offers(accounts), name="offers"),
                 ]
+                if kubelet is not None:
+                    tasks.append(serving.create_task(kubelet.run(), name="kubelet"))
                 lead = serving.create_task(
                     self._elect(engine, installation, accounts, admission), name="election"
                 )

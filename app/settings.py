@@ -4,6 +4,7 @@ A flag wins over its variable, a variable over the profile, the profile over the
 seconds as `float`; each has a floor below which it is refused.
 """
 
+import ipaddress
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -144,6 +145,29 @@ class Settings(BaseModel):
     webhook_service: str = Field(
         "nebula-webhook-service", description="The Service in front of the webhooks."
     )
+    kubelet_bind: Address = Field(":10250", description="Where kubectl logs, exec and their like arrive.")
+    kubelet_address: str | None = Field(
+        None,
+        description="This replica's IP address, at which the API server reaches kubelet-bind; without it"
+        " there is no kubectl logs and exec.",
+    )
+    kubelet_client_ca_file: str | None = Field(
+        None,
+        description="CA of the API server's kubelet client. Default: ConfigMap"
+        " kube-system/extension-apiserver-authentication.",
+    )
+    kubelet_idle_s: Seconds = Field(
+        14_400.0, description="A session whose client is silent for so long is ended."
+    )
+    output_tail_bytes: int = Field(
+        262_144,
+        ge=4096,
+        le=4_194_304,
+        description="Output that is kept of each Pod once its machine is gone.",
+    )
+    output_total_bytes: int = Field(
+        67_108_864, ge=1_048_576, description="The same for all Pods, compressed; the oldest goes first."
+    )
     health_bind: Address = Field(":8081", description="/healthz, /readyz and /metrics.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="The least to log.")
     log_format: Literal["json", "console"] = Field("json", description="How log lines look.")
@@ -206,6 +230,18 @@ class Settings(BaseModel):
         if value is not None and not value.startswith("https://"):
             raise ValueError("must begin with https://")
         return value
+
+    @field_validator("kubelet_address")
+    @classmethod
+    def _check_kubelet_address(cls, value: str | None) -> str | None:
+        if value is None or not value.strip():
+            return None
+        try:
+            return str(ipaddress.ip_address(value.strip().removeprefix("[").removesuffix("]")))
+        except ValueError:
+            raise ValueError(
+                "must be an IP address: a name would have to be known to the API server"
+            ) from None
 
     @model_validator(mode="after")
     def _check_together(self) -> "Settings":

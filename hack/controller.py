@@ -24,6 +24,10 @@ class ControllerFailed(RuntimeError):
     """It ended, or did not become ready in time; the message carries the end of its log."""
 
 
+def _kubelet(port: int) -> dict[str, str]:
+    return {"NEBULA_KUBELET_BIND": f"127.0.0.1:{port}", "NEBULA_KUBELET_ADDRESS": "127.0.0.1"}
+
+
 class Controller:
     """Made once, started as often as wanted. ``clouds`` maps provider names to fake clouds' URLs."""
 
@@ -39,11 +43,12 @@ class Controller:
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.log = folder / "nebula.log"
-        webhook, health = processes.free_ports(2)
+        webhook, health, kubelet = processes.free_ports(3)
         bind = f"127.0.0.1:{webhook}"
         if webhook_url is not None:  # somebody's own API server: it must reach us at its port, on any address
             bind = f":{urlsplit(webhook_url).port or 443}"
         self.health_url = f"http://127.0.0.1:{health}"
+        self.kubelet_url = f"https://127.0.0.1:{kubelet}"
         self.webhook_address = f"127.0.0.1:{bind.rpartition(':')[2]}"
         self._process: subprocess.Popen[bytes] | None = None
         self._env = {
@@ -55,6 +60,8 @@ class Controller:
             "NEBULA_WEBHOOK_BIND": bind,
             "NEBULA_WEBHOOK_URL": webhook_url or f"https://127.0.0.1:{webhook}",
             "NEBULA_HEALTH_BIND": f"127.0.0.1:{health}",
+            # Somebody's own API server cannot reach us at the loopback interface.
+            **({} if webhook_url is not None else _kubelet(kubelet)),
             **(options or {}),
         }
 

@@ -165,5 +165,15 @@ async def _check_cluster(kube: "Kube", settings: Settings) -> None:
         problems.append(
             f"the cluster does not know {', '.join(kinds)}: kubectl apply -f crds/, or start with --dev"
         )
+    if settings.kubelet_address is not None and not rights:
+        import ssl
+
+        from app.kubelet.callers import ClientAuthority, NobodyKnown
+
+        trial = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            await ClientAuthority(kube, trial, file=settings.kubelet_client_ca_file).load()
+        except NobodyKnown as error:
+            problems.append(str(error))
     if problems:
         raise click.ClickException("\n".join(problems))

@@ -177,7 +177,11 @@ class Certificates:
             try:
                 await self.refresh()
             except Exception as error:
-                log.warning("webhook certificates not refreshed", error=f"{type(error).__name__}: {error}")
+                log.warning(
+                    "certificates not refreshed",
+                    secret=self._secret,
+                    error=f"{type(error).__name__}: {error}",
+                )
 
     async def _read_or_renew(self) -> Material:
         secret = await self._kube.find(paths.secret(self._namespace, self._secret))
@@ -194,7 +198,9 @@ class Certificates:
             if secret and wanted is held:
                 return held
         await self._write(secret, wanted)
-        log.info("webhook certificates written", ends=pki.ends(wanted.leaf.certificate).isoformat())
+        log.info(
+            "certificates written", secret=self._secret, ends=pki.ends(wanted.leaf.certificate).isoformat()
+        )
         return wanted
 
     async def _write(self, secret: Obj | None, material: Material) -> None:

@@ -56,6 +56,8 @@ def rights(namespace: str) -> tuple[Right, ...]:
         (GROUP, f"{NODE_CLAIMS}/status", "patch"),
         (GROUP, CLOUD_POD_BINDINGS, "get list watch create delete"),
         (GROUP, f"{CLOUD_POD_BINDINGS}/status", "patch"),
+        ("authentication.k8s.io", "tokenreviews", "create"),
+        ("authorization.k8s.io", "subjectaccessreviews", "create"),
         (_HOOKS, "mutatingwebhookconfigurations", "get create patch"),
         (_HOOKS, "validatingwebhookconfigurations", "get create patch"),
     )

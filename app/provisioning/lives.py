@@ -27,6 +27,7 @@ class Life:
     refusal: Refused | None = None
     look_from: float | None = None
     tries: int = 0
+    tail_tried: bool = False
     waiting: bool = False
     terminated: dict[ResourceId, float] = field(default_factory=dict)
     noted: dict[ResourceId, tuple[object, ...]] = field(default_factory=dict)

@@ -22,12 +22,14 @@ from app.provisioning.model import (
     Why,
 )
 from app.provisioning.steps import reach
+from app.provisioning.tail import save_tail
 from app.store import rentals
 from app.store.engine import StoreUnavailable, begin
 from app.store.rentals import Rows, RunRow
 from providers.base import ProviderError, Ref, ResourceId, Terminated
 
 log = structlog.get_logger()
+POD_DELETED = "pod deleted"
 NO_ROWS = Rows(
     state=None,
     resource_id=None,
@@ -102,6 +104,8 @@ class Releaser:
                 await core.adopt(life, machine, epoch=epoch)
                 rows = await core.load(claim)
         targets = self._targets(life, rows, known) | await self._hinted(life, account, rows)
+        if reason != POD_DELETED:  # of a Pod that goes, nobody will read it
+            await save_tail(core, life, account)
         accepted = await self._terminate(life, account, rows, targets)
         unknown_s = max((attempt.age_s for attempt in rows.unsettled()), default=0.0)
         if not accepted:

@@ -10,8 +10,10 @@ from urllib.parse import urlsplit
 
 from sqlalchemy import Connection, text
 
-from app.store import engine, migrate
+from app.store import engine, migrate, outputs
 from app.store.tables import Base
+
+TABLE_MODULES = (outputs,)  # tables that live beside their queries; importing them is what counts
 
 _CATALOGUE = text("""
     with relation as (

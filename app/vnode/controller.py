@@ -24,7 +24,7 @@ from app.kube.events import Recorder
 from app.provisioning.service import Provisioning
 from app.settings import Settings
 from app.vnode.lifecycle import CLAIMS_BY_POD, Lifecycle
-from app.vnode.node import NodeKeeper
+from app.vnode.node import NodeKeeper, announce
 from app.vnode.retire import Retirement
 from providers.base import ClaimUid
 
@@ -70,6 +70,8 @@ class VirtualNodes:
 
     async def run(self) -> None:
         """Start each node when it may be, and keep all of them, until cancelled."""
+        names = (_node_name(entry.key) for entry in self._settings.providers)
+        await announce(self._kube, self._settings, [name for name in names if name is not None])
         for cache in (self._claims, self._pools, self._pods):
             await cache.synced()
         async with asyncio.TaskGroup() as nodes:

@@ -51,6 +51,7 @@ from app.provisioning.model import (
     Waiting,
     Why,
 )
+from app.provisioning.release import POD_DELETED
 from app.provisioning.service import Provisioning
 from app.settings import Settings
 from app.vnode import restarts, status
@@ -587,7 +588,7 @@ class Lifecycle:
     async def _release(self, pod: Obj, course: Course, claims: list[Obj]) -> Again | None:
         """Release every claim of the Pod here; the one that is furthest from its end counts."""
         cut = course.care.cut
-        reason = "pod deleted" if is_leaving(pod) else "pod over" if is_over(pod) else "claim in release"
+        reason = POD_DELETED if is_leaving(pod) else "pod over" if is_over(pod) else "claim in release"
         if cut is not None and not is_leaving(pod):
             reason = str(cut.message)
         pending: list[Releasing] = []

@@ -9,7 +9,7 @@ the garbage collector takes its Pods.
 import asyncio
 import importlib.metadata
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -47,6 +47,8 @@ CALL_TIMEOUT_S = 8.0  # a heartbeat that hangs longer is better sent again
 RETRY_S, RETRY_MAX_S = 0.2, 7.0
 LEASES_NAMESPACE = "kube-node-lease"
 LEASE_PERIODS = 4  # a Lease lasts so many renewals
+
+METRICS_PATH = "metrics.k8s.io/resource-metrics-path"  # read by metrics-server
 
 _HEALTHY = (
     ("MemoryPressure", "False", "KubeletHasSufficientMemory"),
@@ -125,7 +127,7 @@ class NodeKeeper:
         wanted = self._status(node)
         age_s = (self._now() - _heartbeat(node)).total_seconds()
         if _differs(node.get("status") or {}, wanted) or not 0 <= age_s < every_s:
-            body = {"metadata": {"uid": node["metadata"]["uid"]}, "status": wanted}
+            body = {"metadata": {"uid": node["metadata"]["uid"]}, "status": _alone(wanted)}
             await self._kube.patch(paths.node_status(self.name), body, kind="strategic", metadata_only=True)
             return every_s
         return every_s - age_s
@@ -143,7 +145,12 @@ class NodeKeeper:
         return {
             "apiVersion": "v1",
             "kind": "Node",
-            "metadata": {"name": self.name, "labels": self._labels()},
+            "metadata": {
+                "name": self.name,
+                "labels": self._labels(),
+                # All nodes are served at one address, so each names its own path.
+                "annotations": {METRICS_PATH: f"/nodes/{self.name}/metrics/resource"},
+            },
             "spec": {
                 "providerID": f"nebula://{self._provider}/{self._account}",
                 "taints": [keys.node_taint(self._provider)],
@@ -154,8 +161,10 @@ class NodeKeeper:
         """Put right what a former run, or somebody, left different; foreign labels and taints stay."""
         metadata, spec, new = node["metadata"], node.get("spec") or {}, self._new()
         changes: Obj = {}
+        if notes := diff(metadata.get("annotations"), new["metadata"]["annotations"]):
+            changes["metadata"] = {"annotations": notes}
         if labels := diff(metadata.get("labels"), new["metadata"]["labels"]):
-            changes["metadata"] = {"labels": labels}
+            changes.setdefault("metadata", {})["labels"] = labels
         if not spec.get("providerID"):
             changes["spec"] = {"providerID": new["spec"]["providerID"]}
         taints, ours = spec.get("taints") or [], keys.node_taint(self._provider)
@@ -170,7 +179,7 @@ class NodeKeeper:
             await self._kube.patch(paths.node(self.name), changes, kind="strategic", metadata_only=True)
 
     def _status(self, node: Obj | None) -> Obj:
-        """The whole status. No addresses: nothing serves logs and exec yet, and so they fail at once."""
+        """The whole status. Without an address nothing serves logs and exec, and so they fail at once."""
         now = self._now()
         conditions: list[Obj] = ((node or {}).get("status") or {}).get("conditions") or []
         for type_, status, reason in _HEALTHY:
@@ -193,7 +202,9 @@ class NodeKeeper:
         stamped = [
             each | {"lastHeartbeatTime": timestamp(now)} for each in conditions if each["type"] in ours
         ]
+        where = {} if self._settings.kubelet_address is None else address_of(self._settings)
         return {
+            **where,
             "capacity": dict(CAPACITY),
             "allocatable": dict(CAPACITY),
             "conditions": stamped,
@@ -246,6 +257,43 @@ class NodeKeeper:
         except Replaced:
             whole = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", **body}
             await self._kube.create(paths.leases(LEASES_NAMESPACE), whole, metadata_only=True)
+
+
+def address_of(settings: Settings) -> Obj:
+    """The part of a node's status that says where its kubelet is: at this replica."""
+    port = int(settings.kubelet_bind.rpartition(":")[2])
+    return {
+        "addresses": [{"type": "InternalIP", "address": settings.kubelet_address}],
+        "daemonEndpoints": {"kubeletEndpoint": {"Port": port}},
+    }
+
+
+def _alone(status: Obj) -> Obj:
+    """The status as a patch in which our addresses take the place of all that were there."""
+    if "addresses" not in status:
+        return status
+    return status | {"addresses": [{"$patch": "replace"}, *status["addresses"]]}
+
+
+async def announce(kube: Kube, settings: Settings, names: Iterable[str]) -> None:
+    """Make existing nodes lead here: the first thing of a new leader, before anything is read.
+
+    A node that is not there yet gets its address when it is made.
+    """
+    if settings.kubelet_address is None:
+        return
+    view = kube.room("vnode", urgent=True, timeout_s=CALL_TIMEOUT_S)
+    body = {"status": _alone(address_of(settings))}
+
+    async def one(name: str) -> None:
+        try:
+            await view.patch(paths.node_status(name), body, kind="strategic", metadata_only=True)
+        except Replaced:
+            log.debug("no such node yet", node=name)
+        except KubeError as error:  # its keeper tries again
+            log.warning("node does not lead here yet", node=name, error=str(error))
+
+    await asyncio.gather(*(one(name) for name in names))
 
 
 def _heartbeat(node: Obj) -> datetime:

@@ -11,7 +11,6 @@ probe says otherwise. Answers are never shown but for their status, and headers 
 """
 
 import asyncio
-import ipaddress
 import random
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ import structlog
 from multidict import CIMultiDict
 from yarl import URL
 
+from app.inventory.places import Place, place_of
 from app.kube.client import Obj
 from app.kube.patches import timestamp
 from app.workload.probes import HttpGet, Probe, ProbeKind, probes
@@ -272,14 +272,14 @@ class Prober:
         writer.close()
         return Answer(True)
 
-    async def _get(self, place: "Place", action: HttpGet) -> Answer:
+    async def _get(self, place: Place, action: HttpGet) -> Answer:
         assert self._http is not None, "run has made it"
         headers = CIMultiDict({"User-Agent": AGENT, "Accept": "*/*"})
         for name in {name.lower() for name, _ in action.headers}:
             headers.popall(name, None)
         for name, value in action.headers:
             headers.add(name, value)
-        url = place.url(action)
+        url = place.url(action.path, scheme=action.scheme)
         for _ in range(REDIRECTS):
             async with self._http.get(URL(url), headers=headers, allow_redirects=False) as response:
                 status, location = response.status, response.headers.get("Location")
@@ -303,53 +303,6 @@ def _broken(error: BaseException) -> tuple[str, bool]:
     if isinstance(cause, ConnectionResetError | BrokenPipeError | aiohttp.ServerDisconnectedError):
         return "connection closed without an answer", True
     return "no connection", False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where one port of a workload is reached. ``base``: the URL of a cloud's proxy, "" without one."""
-
-    host: str
-    port: int
-    base: str = ""
-
-    def url(self, action: HttpGet) -> str:
-        if self.base:
-            return self.base.rstrip("/") + action.path
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{action.scheme}://{host}:{self.port}{action.path}"
-
-
-def place_of(machine: Machine, port: int) -> Place | None:
-    """Where a port is reached, as far as the cloud has told; None: nowhere yet."""
-    if machine.ports:
-        address = next((each.address for each in machine.ports if each.port == port), None)
-        return _place(address, None) if address else None
-    return _place(machine.endpoint, port) if machine.endpoint else None
-
-
-def _place(address: str, port: int | None) -> Place | None:
-    """``port`` None: the address names it, or is the URL of a proxy for it."""
-    if port is not None and _is_ip(address):
-        return Place(host=address, port=port)
-    try:
-        parts = urlsplit(address if "://" in address else f"//{address}")
-        host, number = parts.hostname, port or parts.port
-    except ValueError:
-        return None
-    if not host:
-        return None
-    if parts.scheme and port is None:
-        return Place(host=host, port=number or (443 if parts.scheme == "https" else 80), base=address)
-    return Place(host=host, port=number) if number else None
-
-
-def _is_ip(text: str) -> bool:
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _origin(url: str) -> tuple[str, str | None, int | None]:

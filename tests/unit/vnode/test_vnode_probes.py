@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from app.inventory.places import Place, place_of
 from app.kube.client import Obj
 from app.kube.patches import timestamp
 from app.kube.pki import mint_ca, mint_leaf
-from app.vnode.probes import HEALTHY, Health, Place, Prober, Tally, place_of
+from app.vnode.probes import HEALTHY, Health, Prober, Tally
 from app.workload.probes import Probe, ProbeKind, TcpConnect
 from providers.base import Machine, PortAddress
 from tests.unit.vnode.vnode_makers import STARTED, a_machine, a_pod
