@@ -30,6 +30,7 @@ from providers.base import ProviderError, Ref, ResourceId, Terminated
 
 log = structlog.get_logger()
 POD_DELETED = "pod deleted"
+NOBODY_READS = (POD_DELETED, "pod gone")  # reasons why a machine is released whose output nobody will ask for
 NO_ROWS = Rows(
     state=None,
     resource_id=None,
@@ -104,7 +105,7 @@ class Releaser:
                 await core.adopt(life, machine, epoch=epoch)
                 rows = await core.load(claim)
         targets = self._targets(life, rows, known) | await self._hinted(life, account, rows)
-        if reason != POD_DELETED:  # of a Pod that goes, nobody will read it
+        if reason not in NOBODY_READS:
             await save_tail(core, life, account)
         accepted = await self._terminate(life, account, rows, targets)
         unknown_s = max((attempt.age_s for attempt in rows.unsettled()), default=0.0)

@@ -25,7 +25,8 @@ PATIENCE_S = 5.0
 async def save_tail(core: Core, life: Life, account: Account) -> None:
     """Read and keep it, once for each claim of this process."""
     provider, ref, settings = account.provider, life.ref, core.settings
-    if life.tail_tried or ref is None or not isinstance(provider, StreamsLogs):
+    ended = ref is not None and ref.resource_id in life.terminated
+    if life.tail_tried or ref is None or ended or not isinstance(provider, StreamsLogs):
         return
     life.tail_tried = True
     try:

@@ -1,8 +1,13 @@
 """``kubectl exec`` through the real API server, against processes that really run."""
 
 import asyncio
+import contextlib
+import fcntl
 import hashlib
 import os
+import signal
+import struct
+import termios
 from pathlib import Path
 
 import psutil
@@ -46,9 +51,6 @@ async def test_fc_112_fc_113_megabytes_go_both_ways_byte_for_byte_and_the_end_of
 async def test_a_terminal_is_resized_and_merges_the_errors(bench: Bench):
     await bench.shell("p", SLEEP)
     main, other = os.openpty()
-    import fcntl
-    import struct
-    import termios
 
     def size(columns: int, rows: int) -> None:
         fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
@@ -69,10 +71,8 @@ async def test_a_terminal_is_resized_and_merges_the_errors(bench: Bench):
 
     async def says(words: bytes) -> bool:
         nonlocal said
-        try:
+        with contextlib.suppress(OSError):
             said += os.read(main, 65536)
-        except (BlockingIOError, OSError):
-            pass
         return words in said
 
     await until(lambda: says(b"$ "), what="a prompt")
@@ -80,7 +80,7 @@ async def test_a_terminal_is_resized_and_merges_the_errors(bench: Bench):
     await until(lambda: says(b"31 101"))
     await until(lambda: says(b"errors"))
     size(77, 22)
-    process.send_signal(28)  # SIGWINCH
+    process.send_signal(signal.SIGWINCH)
     os.write(main, b"sleep 0.3; stty size\n")
     await until(lambda: says(b"22 77"))
     os.write(main, b"exit 3\n")
