@@ -21,7 +21,7 @@ UNKNOWN: Final = "?"
 _GIB = 2**30
 _COUNT_MAX = 1024
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")  # the value of a Pod's label
-_SHAPE = re.compile(r"\S{1,253}")
+_SHAPE = re.compile(r"(?=.{1,253}\Z)\S(.*\S)?")  # some clouds have blanks in their ids
 _NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 _METERS: Final = {
     "machine_usd": MeterKind.MACHINE,
@@ -246,7 +246,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 def _shape(text: str) -> str:
     if not _SHAPE.fullmatch(text):
-        raise ValueError(f"{text!r} is not an id of a cloud: at most 253 characters, none of them blank")
+        raise ValueError(f"{text!r} is not an id of a cloud: at most 253 characters")
     return text
 
 

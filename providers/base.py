@@ -195,6 +195,8 @@ class Offering:
     ``region`` is "" where the provider has no regions. ``shape`` is the provider's own id. ``available`` is a
     hint for ranking: False when the cloud says that it has none now, None when it does not say. ``cpu``,
     ``memory_bytes`` and ``disk_bytes`` are what the whole shape has, None where the request decides.
+    ``priced_at`` is since when the price is known to be so, None: since it was told. ``stock`` is the cloud's
+    own word for how much there is, for people. Neither makes two offerings different.
     """
 
     provider: str
@@ -209,6 +211,8 @@ class Offering:
     memory_bytes: int | None = None
     disk_bytes: int | None = None
     architecture: str = "amd64"
+    priced_at: datetime | None = field(default=None, compare=False)
+    stock: str = field(default="", compare=False)
 
     @property
     def usd_per_hour(self) -> Decimal | None:
@@ -529,6 +533,8 @@ class Traits:
 class ProviderConfig:
     """How one configured provider is opened. ``options`` come from ``NEBULA_PROVIDERS``; credentials do not.
 
+    ``credentials`` are the entries of the account's Secret, by the names that its cloud uses for environment
+    variables; an adapter falls back on the variable of that name. Empty where there is no such Secret.
     ``settle_after_s`` and ``call_timeout_s`` override the adapter's declaration when set (tests, the demo);
     ``call_timeout_s`` then bounds a create, too.
     """
@@ -537,6 +543,7 @@ class ProviderConfig:
     account: str = DEFAULT_ACCOUNT
     installation: str
     options: Mapping[str, str] = field(default_factory=dict)
+    credentials: Mapping[str, str] = field(default_factory=dict, repr=False)
     settle_after_s: float | None = None
     call_timeout_s: float | None = None
 
@@ -559,7 +566,7 @@ class Provider(Protocol):
     def traits(self) -> Traits: ...
 
     async def account(self) -> str:
-        """The cloud's own id of the account behind our credential.
+        """The cloud's own id of the account behind our credential. It is the first call after the open.
 
         Where the cloud names none: its id for a part of ours that only this account can show (a registered
         key, a template, an App). Making that part again gives another id, and so reads as another account.
@@ -670,5 +677,8 @@ class ProviderFactory(Protocol):
     """What an entry point of the group ``nebula.providers`` names: opens one account of a cloud."""
 
     async def open(self, config: ProviderConfig) -> Provider:
-        """Check the options (ValueError naming the bad one) and return the provider; sends nothing paid."""
+        """Check the options (ValueError naming the bad one) and return the provider; sends nothing paid.
+
+        A credential that is missing is `CredentialRejected`: a Secret may bring it at any time.
+        """
         ...

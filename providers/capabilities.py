@@ -51,6 +51,19 @@ class Prepares(Protocol):
         ...
 
 
+@runtime_checkable
+class Chooses(Protocol):
+    """Sells one accelerator in several ways, and lets the workload's options say which of them may be."""
+
+    def choose(self, workload: Workload, offerings: Sequence[Offering]) -> Sequence[Offering]:
+        """Those of ``offerings`` that the workload's options allow, the one to rent first. Pure.
+
+        They are all of one accelerator, tier and region, in the order of `Provider.offers`. An empty answer
+        means that the options leave nothing there.
+        """
+        ...
+
+
 # --- output and input ----------------------------------------------------------------------------
 
 

@@ -141,7 +141,8 @@ class _Control:
         return Answer(status=201, body=self._machine(machine, now))
 
     def happen(self, request: Request, json: Any) -> Answer:
-        """``preempt``, ``exit`` (``code``), ``fail`` (``message``), ``remove``, or ``health``.
+        """``preempt``, ``exit`` (``code``), ``fail`` (``message``), ``remove``,
+        ``rename`` (``name``) or ``health``.
 
         ``health`` is how its workload answers at its ports: ``status`` (0: never), ``open``, ``location``.
         """
@@ -159,6 +160,8 @@ class _Control:
                 engine.fail(machine, now=now, message=json.get("message", "the machine broke"))
             case "remove":
                 engine.remove(machine, now=now)
+            case "rename":
+                engine.rename(machine, name=str(json["name"]))
             case "health":
                 engine.doors.set_health(
                     machine.id,

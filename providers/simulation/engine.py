@@ -31,6 +31,8 @@ from providers.simulation.streams import Streams
 _HOST_LOST = "the host of the machine was lost"  # with the processes, when the simulator ended
 _TIMERS_S = 3600.0  # what is due later than that is carried out when somebody looks
 
+_LOOP_S = 1.0  # the least that a workload runs before it is started again
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Created:
@@ -68,6 +70,8 @@ class Engine:
         self.market = Market(scenario)
         self._waiting: dict[Pool, deque[Machine]] = {}
         self._events: list[tuple[int, int, int, str, str]] = []
+        self.id_of: Callable[[int], str] = lambda number: f"{scenario.cloud}-{number:06d}"
+        self.kept: dict[str, Any] = {}
         self._number = 0
         self._order = 0
         self._restore()
@@ -242,7 +246,11 @@ class Engine:
 
     def exit(self, machine: Machine, *, now: int, code: int, reason: str | None = None) -> None:
         """The workload ends by itself."""
-        if machine.state in ("booting", "running"):
+        if self.life.exit_restarts and reason is None and machine.state == "running":
+            machine.restarts += 1
+            self._happen(machine, "run", now)
+            self._save(machine)
+        elif machine.state in ("booting", "running"):
             self._end(machine, reason or ("completed" if code == 0 else "failed"), now, code=code)
             self._leave_exited(machine, now)
             self._save(machine)
@@ -317,6 +325,16 @@ class Engine:
         self.journal.append("life", self.life.model_dump())
         return self.life
 
+    def keep(self, name: str, value: Any) -> None:
+        """Remember something of one simulator's own, over restarts."""
+        self.kept[name] = value
+        self.journal.append("kept", self.kept)
+
+    def rename(self, machine: Machine, *, name: str) -> None:
+        """Somebody calls it otherwise."""
+        machine.name = name
+        self._save(machine)
+
     def note_create(self, *, name: str, token: str, now: int) -> None:
         """Remember that a create arrived, whatever becomes of it."""
         self.creates.append({"name": name, "token": token, "at": now})
@@ -350,6 +368,7 @@ class Engine:
                 life = self.life
                 after_s = machine.exit_after_s if machine.exit_after_s is not None else life.exit_after_s
                 if after_s is not None:
+                    after_s = max(after_s, _LOOP_S) if life.exit_restarts else after_s
                     self._schedule(machine, "exit", at + micros(after_s))
                 if life.reclaim_after_s is not None and machine.tier == Tier.SPOT:
                     self._schedule(machine, "reclaim", at + micros(life.reclaim_after_s))
@@ -449,7 +468,7 @@ class Engine:
         self._number += 1
         kind = order.accelerator.lower() if order.accelerator else "cpu"
         return Machine(
-            id=f"{self.scenario.cloud}-{self._number:06d}",
+            id=self.id_of(self._number),
             number=self._number,
             name=order.name,
             token=order.token,
@@ -514,6 +533,7 @@ class Engine:
             self.market.restore(records["market"])
         if "life" in records:
             self.life = Life.model_validate(records["life"])
+        self.kept = records.get("kept", {})
         for machine in self.machines.values():
             self._number = max(self._number, machine.number)
             if machine.state != "gone" or "forget" in machine.due:
@@ -532,6 +552,8 @@ class Engine:
         kept = [("about", about), ("market", self.market.changed), ("faults", self.faults.dump())]
         if "life" in records:
             kept.append(("life", records["life"]))
+        if self.kept:
+            kept.append(("kept", self.kept))
         self.journal.restart(
             kept
             + [("create", create) for create in self.creates]

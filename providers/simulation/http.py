@@ -8,7 +8,7 @@ import asyncio
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
@@ -48,12 +48,13 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """``body`` is sent as JSON unless it is bytes already."""
+    """``body`` is sent as JSON unless it is bytes. ``stream`` is sent in its place while the client stays."""
 
     status: int = 200
     body: Any = None
     headers: Mapping[str, str] = field(default_factory=dict)
     media_type: str = "application/json"
+    stream: AsyncIterator[bytes] | None = None
 
 
 class Shape(Protocol):
@@ -200,6 +201,9 @@ async def _hang_up(scope: Scope, receive: Receive) -> None:
 
 
 async def _send(answer: Answer, scope: Scope, receive: Receive, send: Send, *, date: str, cut: bool) -> None:
+    if answer.stream is not None and not cut:
+        await _send_stream(answer, answer.stream, receive, send, date=date)
+        return
     body = (
         answer.body
         if isinstance(answer.body, bytes)
@@ -216,6 +220,30 @@ async def _send(answer: Answer, scope: Scope, receive: Receive, send: Send, *, d
     await send({"type": "http.response.body", "body": body, "more_body": cut})
     if cut:
         await _hang_up(scope, receive)
+
+
+async def _send_stream(
+    answer: Answer, stream: AsyncIterator[bytes], receive: Receive, send: Send, *, date: str
+) -> None:
+    headers = [(b"date", date.encode()), (b"content-type", answer.media_type.encode())]
+    headers += [(name.lower().encode(), value.encode()) for name, value in answer.headers.items()]
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+
+    async def pour() -> None:
+        async for chunk in stream:
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    pouring, left = asyncio.ensure_future(pour()), asyncio.ensure_future(_left(receive))
+    await asyncio.wait({pouring, left}, return_when=asyncio.FIRST_COMPLETED)
+    for task in (pouring, left):
+        task.cancel()
+    await asyncio.gather(pouring, left, return_exceptions=True)
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def json_endpoint(engine: Engine, handler: Callable[[Request, Any], Answer]) -> ASGIApp:

@@ -24,6 +24,12 @@ def _exact(value: Any) -> Any:
     return str(value) if isinstance(value, float) else value
 
 
+def _tier(value: Any) -> Any:
+    # RunPod's words: two clouds in one, and no spot.
+    return {"SECURE": Tier.ON_DEMAND, "COMMUNITY": Tier.SPOT}.get(value, value)
+
+
+Bought = Annotated[Tier, BeforeValidator(_tier)]
 Usd = Annotated[Decimal, BeforeValidator(_exact), Field(ge=0, allow_inf_nan=False)]
 
 
@@ -61,6 +67,9 @@ class Life(_Part):
         description="A workload that is asked to stop ends so long after, with 143; at the grace with 137.",
     )
     restart_s: Seconds = Field(0.0, description="A restart asked for until the workload runs again.")
+    exit_restarts: bool = Field(
+        False, description="A workload that ends is started again at once, for ever, and nobody is told."
+    )
     max_s: Seconds | None = Field(None, gt=0, description="The longest life from creation, then it is gone.")
     exited_s: Seconds | None = Field(None, description="An exited machine goes by itself after so long.")
     reclaim_after_s: Seconds | None = Field(
@@ -112,14 +121,14 @@ class Offer(_Part):
     accelerator: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")] | None = None
     counts: tuple[Annotated[int, Field(ge=1, le=1024)], ...] = Field((1,), min_length=1)
     regions: tuple[Region, ...] | None = Field(None, description="Default: every region of the cloud.")
-    usd_per_hour: dict[Tier, Usd | None] = Field(
+    usd_per_hour: dict[Bought, Usd | None] = Field(
         description="By tier, for one GPU (the machine where there is none). null: no price told.",
         min_length=1,
     )
     machine_usd_per_hour: Usd = Field(
         Decimal(0), description="For the machine around the GPUs, if sold apart."
     )
-    capacity: dict[Tier, Annotated[int, Field(ge=0)]] = Field(
+    capacity: dict[Bought, Annotated[int, Field(ge=0)]] = Field(
         default_factory=dict,
         description="GPUs (machines where there is none) in each region; a tier left out has no limit.",
     )
@@ -181,6 +190,9 @@ class Scenario(_Part):
     )
     images: Images = Images()
     billing: Billing = Billing()
+    quirks: dict[str, Any] = Field(
+        default_factory=dict, description="Switches of one cloud's simulator, which has them checked."
+    )
     offers: tuple[Offer, ...] = Field(min_length=1)
 
     @model_validator(mode="after")

@@ -117,8 +117,15 @@ def a_workload(**changes: Any) -> Workload:
 
 
 async def opened(row: Row, cloud: FakeCloud, **changes: Any) -> Provider:
-    fields = {"name": row.name, "installation": "test", "options": row.options(cloud)} | changes
-    return await row.factory.open(ProviderConfig(**fields))
+    fields = {
+        "name": row.name,
+        "installation": "test",
+        "options": row.options(cloud),
+        "credentials": row.credentials,
+    } | changes
+    provider = await row.factory.open(ProviderConfig(**fields))
+    await provider.account()  # as the controller does before anything else
+    return provider
 
 
 @pytest.fixture(scope="session")
@@ -130,7 +137,7 @@ async def shared_clouds(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterat
         async def cloud_of(row: Row, use: str) -> FakeCloud:
             if (row.name, use) not in clouds:
                 folder: Path = tmp_path_factory.mktemp(row.name)
-                running = FakeCloud.running(folder, scenario=row.scenario)
+                running = FakeCloud.running(folder, scenario=row.scenario, simulator=row.simulator)
                 clouds[(row.name, use)] = await stack.enter_async_context(running)
             return clouds[(row.name, use)]
 

@@ -46,20 +46,21 @@ async def test_an_accepted_order_tells_place_price_account_and_time(pair: Pair):
     assert accepted.ref.region == pair.region
     assert accepted.account_id == await pair.provider.account()
     assert accepted.reserved
-    assert usd_per_hour(accepted.meters) == Decimal("32.00")
+    assert usd_per_hour(accepted.meters) == Decimal("32.00") + pair.row.extra_usd_per_hour
     assert all(isinstance(meter.quantity, Decimal) for meter in accepted.meters)
     assert accepted.created_at is not None
     assert accepted.created_at.utcoffset() == timedelta(0)
 
 
 async def test_the_price_of_an_offer_is_that_of_the_order(pair: Pair):
-    offering = await pair.offering(tier=Tier.SPOT)
+    offering = await pair.offering(tier=pair.row.tier)
 
-    accepted = await pair.rented(pair.attempt(tier=Tier.SPOT))
+    accepted = await pair.rented(pair.attempt(tier=pair.row.tier))
 
     assert pair.provider.quote(a_workload(), offering) == accepted.meters
 
 
+@pytest.mark.parametrize("row", having("disk-price"), ids=str)
 async def test_disk_that_is_sold_apart_is_in_quote_and_order(new_pair: NewPair):
     pair = await new_pair(disk_usd_per_gib_hour="0.0002")
     workload = a_workload(disk_bytes=100 * 1024**3)
@@ -157,14 +158,15 @@ async def test_an_order_is_given_up_when_its_time_is_over_and_is_then_unknown(ne
 async def test_what_is_refused_for_want_of_it_blocks_that_shape_there_and_in_that_tier(
     pair: Pair, kind: RejectionKind
 ):
-    attempt = pair.attempt(tier=Tier.SPOT)
+    attempt = pair.attempt(tier=pair.row.tier)
     await pair.cloud.add_fault("refuse", verb="create", name=attempt.identity, code=kind.value)
 
     answer = await pair.provision(attempt)
 
     assert isinstance(answer, Rejection)
     assert answer.kind is kind
-    assert answer.scope == BlockScope(accelerator="h100:8", tier=Tier.SPOT, region=pair.region)
+    there = BlockScope(accelerator="h100:8", tier=pair.row.tier, region=pair.region)
+    assert answer.scope == (BlockScope(everything=True) if kind in pair.row.wide else there)
     assert await pair.at_cloud(attempt.identity) == []
 
 

@@ -136,6 +136,7 @@ async def test_a_workload_that_ends_shows_its_code(pair: Pair, code: int, reason
     assert machine.end.at.utcoffset() == timedelta(0)
 
 
+@pytest.mark.parametrize("row", having("ends"), ids=str)
 async def test_a_code_that_the_cloud_does_not_tell_is_none(new_pair: NewPair):
     pair = await new_pair(completion="ended")
     accepted = await pair.rented()
@@ -158,6 +159,7 @@ async def test_a_cloud_that_shows_no_end_shows_a_running_machine(new_pair: NewPa
     assert (machine.state, machine.end) == (MachineState.RUNNING, None)
 
 
+@pytest.mark.parametrize("row", having("spot"), ids=str)
 async def test_a_reclaimed_machine_was_preempted(pair: Pair):
     accepted = await pair.rented(pair.attempt(tier=Tier.SPOT))
 
@@ -179,6 +181,7 @@ async def test_a_machine_that_broke_failed_without_a_code(pair: Pair):
     assert machine.end.message == "the disk broke"
 
 
+@pytest.mark.parametrize("row", having("lifetime"), ids=str)
 async def test_the_longest_life_ends_a_machine_as_lifetime(new_pair: NewPair):
     pair = await new_pair(life={"boot_s": 0, "max_s": 1}, history_s=3600, clock={"scale": 20})
     accepted = await pair.rented()
@@ -191,6 +194,7 @@ async def test_the_longest_life_ends_a_machine_as_lifetime(new_pair: NewPair):
     assert machine.end.reason is EndReason.LIFETIME
 
 
+@pytest.mark.parametrize("row", having("stop"), ids=str)
 async def test_stop_ends_the_workload_and_leaves_the_machine_to_terminate(pair: Pair):
     accepted = await pair.rented()
 
@@ -250,7 +254,7 @@ async def test_a_machine_that_is_gone_or_was_taken_back_is_not_restarted(new_pai
     pair = await new_pair(history_s=0)
     restarting = _restarting(pair)
     gone = await pair.rented()
-    taken = await pair.rented(pair.attempt(tier=Tier.SPOT))
+    taken = await pair.rented(pair.attempt(tier=pair.row.tier))
     await pair.provider.terminate(gone.ref)
     await pair.cloud.preempt(taken.ref.resource_id)
 
@@ -258,7 +262,7 @@ async def test_a_machine_that_is_gone_or_was_taken_back_is_not_restarted(new_pai
     assert not await restarting.restart(taken.ref)
 
 
-@pytest.mark.parametrize("row", having("restarts"), ids=str)
+@pytest.mark.parametrize("row", having("no-restarts"), ids=str)
 async def test_a_cloud_without_restarts_does_not_offer_them(new_pair: NewPair):
     pair = await new_pair(restarts=False)
 

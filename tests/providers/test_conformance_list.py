@@ -111,6 +111,7 @@ async def test_a_throttled_list_says_how_long_to_wait(pair: Pair):
     assert caught.value.retry_after_s == 3
 
 
+@pytest.mark.parametrize("row", having("list-account"), ids=str)
 async def test_another_accounts_list_shows_in_its_account(pair: Pair):
     own = await pair.provider.account()
     await pair.cloud.add_fault("foreign", verb="list")
@@ -243,7 +244,9 @@ async def test_reads_are_given_up_when_their_time_is_over(new_pair: NewPair):
         return_exceptions=True,
     )
 
-    assert [type(answer) for answer in answers] == [Unavailable] * 6
+    silent = [answer for answer in answers if answer is None]  # a stop that is nothing asks nobody
+    assert len(silent) == (0 if "stop" in pair.row.features else 1)
+    assert {type(answer) for answer in answers if answer is not None} == {Unavailable}
 
 
 def _age_s(truth: dict[str, Any]) -> float:

@@ -1,0 +1,159 @@
+"""What RunPod's REST v2 sends, checked where it arrives. Money is exact from its text; times carry a zone.
+
+Only what the adapter uses is read, and what newer servers add is ignored. ``env`` comes back in clear in
+every list and get: only our own variables are kept, so that nobody's secret lives on in our memory.
+"""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Annotated, Any, Final
+
+from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, Field
+
+IDENTITY_VARIABLE: Final = "NEBULA_IDENTITY"
+"""Carries the machine's identity beside its name: readable in lists, and not renamed by people."""
+
+DISK_VARIABLE: Final = "NEBULA_DISK_GB"
+"""How much disk we asked for: an older server may not show ``disk``."""
+
+_OURS: Final = (IDENTITY_VARIABLE, DISK_VARIABLE)
+
+
+def _exact(value: Any) -> Any:
+    return str(value) if isinstance(value, float) else value
+
+
+def _own(value: Any) -> Any:
+    return {name: value[name] for name in _OURS if name in value} if isinstance(value, Mapping) else {}
+
+
+def _believable(value: Any) -> Any:
+    """Newer servers may send a time in a form that we do not know; that is no time, and no error."""
+    if not isinstance(value, str) or not value:
+        return None
+    try:
+        at = datetime.fromisoformat(value.replace(" +0000 UTC", "+00:00"))
+    except ValueError:
+        return None
+    return (at if at.tzinfo else at.replace(tzinfo=UTC)).astimezone(UTC)
+
+
+Money = Annotated[Decimal, BeforeValidator(_exact), Field(allow_inf_nan=False)]
+Time = Annotated[
+    AwareDatetime | None,
+    BeforeValidator(_believable),
+    AfterValidator(lambda at: at.astimezone(UTC) if at else None),
+]
+
+
+class PortRow(BaseModel):
+    """One port of the container. ``public`` and ``ip`` are null until it is mapped."""
+
+    private: int
+    public: int | None = None
+    type: str = ""
+    ip: str | None = None
+
+
+class Runtime(BaseModel):
+    uptime: float | None = None
+    ports: list[PortRow] = []
+
+
+class PodGpu(BaseModel):
+    id: str | None = None
+    count: int = 1
+
+
+class Pod(BaseModel):
+    id: str = Field(min_length=1)
+    name: str | None = None
+    status: str
+    env: Annotated[dict[str, str], BeforeValidator(_own)] = {}
+    ports: list[str] | None = None
+    gpu: PodGpu | None = None
+    cloud: str | None = None
+    disk: int | None = None
+    data_center: str | None = Field(None, alias="dataCenterId")
+    cost: Money | None = None
+    runtime: Runtime | None = None
+    created_at: Time = Field(None, alias="createdAt")
+    started_at: Time = Field(None, alias="startedAt")
+
+    @property
+    def identity(self) -> str | None:
+        """From the environment, which nobody edits without a restart; else from the name."""
+        return self.env.get(IDENTITY_VARIABLE) or self.name or None
+
+    @property
+    def disk_gb(self) -> int:
+        """Gigabytes of container disk."""
+        if self.disk is not None:
+            return self.disk
+        text = self.env.get(DISK_VARIABLE, "")
+        return int(text) if text.isdecimal() else 0
+
+
+class Pagination(BaseModel):
+    next_cursor: str | None = Field(None, alias="nextCursor")
+    has_next: bool = Field(False, alias="hasNextPage")
+
+
+class PodPage(BaseModel):
+    """``pagination`` is missing on servers of before September 2026: that is the last page."""
+
+    pods: list[Pod]
+    pagination: Pagination | None = None
+
+
+class Template(BaseModel):
+    id: str = Field(min_length=1)
+    name: str = ""
+
+
+class Templates(BaseModel):
+    templates: list[Template]
+
+
+class Registry(BaseModel):
+    id: str = Field(min_length=1)
+    name: str = ""
+
+
+class Registries(BaseModel):
+    registries: list[Registry]
+
+
+class Prices(BaseModel):
+    secure: Money | None = None
+    community: Money | None = None
+
+
+class Counts(BaseModel):
+    secure: int = 0
+    community: int = 0
+
+
+class Gpu(BaseModel):
+    """A kind of card. A price may be there although the flag is false: the flag is right."""
+
+    id: str = Field(min_length=1)
+    name: str = ""
+    secure: bool = False
+    community: bool = False
+    price: Prices = Prices()
+    max_count: Counts = Field(Counts(), alias="maxCount")
+    availability: str | None = None
+
+
+class Gpus(BaseModel):
+    gpus: list[Gpu]
+
+
+class LogLine(BaseModel):
+    """The data of one event of a log stream."""
+
+    ts: Time = None
+    source: str = ""
+    line: str = ""
