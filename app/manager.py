@@ -28,6 +28,7 @@ from app.kube import paths
 from app.kube.cache import Cache
 from app.kube.claims import ClaimDoor
 from app.kube.client import Kube, Obj
+from app.kube.credentials import CredentialSecrets
 from app.kube.errors import Exists, KubeError
 from app.kube.events import Recorder
 from app.kube.lease import Election, Term, TermOver, boot_clock
@@ -139,7 +140,8 @@ class Replica:
         installation = await self._installation()
         structlog.contextvars.bind_contextvars(installation=installation)
         engine = engine_of(settings)
-        accounts = Accounts(settings, installation)
+        secrets = CredentialSecrets(self._kube, namespace=settings.namespace)
+        accounts = Accounts(settings, installation, credentials=secrets.of)
         stock = Stock(
             offerings=self._offerings,
             catalogue=self._catalogue,

@@ -276,6 +276,8 @@ def load(flags: Mapping[str, Any], env: Mapping[str, str]) -> Settings:
             near = get_close_matches(field, Settings.model_fields, n=1)
             hint = f"; did you mean {ENV_PREFIX}{near[0].upper()}?" if near else ""
             errors.append(f"{key}: no such option{hint}")
+    if "providers" not in given and (earlier := env.get(EARLIER_PROVIDER, "")) not in ("", "fake"):
+        given["providers"], source["providers"] = earlier, EARLIER_PROVIDER
     for field, value in flags.items():
         if value is not None:
             given[field], source[field] = value, flag_of(field)
@@ -292,6 +294,12 @@ def load(flags: Mapping[str, Any], env: Mapping[str, str]) -> Settings:
         raise SettingsError(errors)
     return settings
 
+
+EARLIER_PROVIDER = "GPU_BURST_PROVIDER"
+"""One provider, as installations of before name it; ``NEBULA_PROVIDERS`` says the same and more, and wins.
+
+``fake``, and nothing, is their default: a fake cloud, which ``--dev`` brings along.
+"""
 
 # Variables with our prefix that other commands read: hack/, tests, adapters and the simulators.
 OTHER_VARIABLES = frozenset(

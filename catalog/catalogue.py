@@ -7,6 +7,7 @@ so every error of every file is listed and nothing starts. ``docs/catalogue.md``
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import UTC, date, datetime
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -89,6 +90,14 @@ def load(directory: str | Path | None = None, *, adapters: Iterable[str] = ()) -
     return Catalogue(clouds=clouds)
 
 
+def text_of(adapter: str, directory: str | Path | None = None) -> str:
+    """The text of an adapter's file, of ``directory`` if it has one, else ours; "" where there is none."""
+    name = f"{adapter}.csv"
+    if directory is not None and (own := Path(directory) / name).is_file():
+        return own.read_text(encoding="utf-8-sig")
+    return next((each.read_text(encoding="utf-8") for each in _shipped() if each.name == name), "")
+
+
 def _shipped() -> list[Traversable]:
     folder = files("catalog").joinpath("data")
     return sorted(
@@ -165,11 +174,16 @@ def _by_region(
             cpu=placed.row.cpu,
             memory_bytes=placed.row.memory_bytes,
             disk_bytes=placed.row.disk_bytes,
+            priced_at=_midnight(placed.row.updated),
         )
         for (_, _, _, region), placed in sorted(chosen.items(), key=lambda each: each[1].row.line)
         if placed.row.available
     )
     return offerings, problems
+
+
+def _midnight(day: date | None) -> datetime | None:
+    return None if day is None else datetime(day.year, day.month, day.day, tzinfo=UTC)
 
 
 def _regions(row: Row, words: RegionWords) -> list[tuple[str, int]]:

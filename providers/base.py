@@ -566,7 +566,7 @@ class Provider(Protocol):
     def traits(self) -> Traits: ...
 
     async def account(self) -> str:
-        """The cloud's own id of the account behind our credential. It is the first call after the open.
+        """The cloud's own id of the account behind our credential. It is asked before any list.
 
         Where the cloud names none: its id for a part of ours that only this account can show (a registered
         key, a template, an App). Making that part again gives another id, and so reads as another account.

@@ -10,6 +10,8 @@ _COMMANDS = {
     "migrate": ("migrate", "command", "Bring the database to this version's schema."),
     "hold": ("hold", "group", "Show, and confirm, what holds the sweeps."),
     "blocks": ("blocks", "group", "Show and clear what placement avoids."),
+    "offers": ("offers", "command", "Show what could be rented now, and for how much."),
+    "catalog": ("catalog", "group", "Bring price lists up to date from the clouds."),
     "why": ("why", "command", "Say why a Pod is placed where it is, or not at all."),
     "simulate": ("simulate", "command", "Run a simulated cloud on 127.0.0.1."),
 }

@@ -4,7 +4,7 @@ An account that cannot be opened yet is known and unusable: nothing is rented th
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -47,18 +47,28 @@ class Account:
     settle_after_s: float
     call_timeout_s: float
     provision_timeout_s: float
+    credentials: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def key(self) -> tuple[str, str]:
         return (self.name, self.account)
 
 
+async def _none(_entry: ProviderEntry) -> Mapping[str, str]:
+    return {}
+
+
 @dataclass(slots=True)
 class Accounts:
-    """Every configured account; ``get`` gives it once it is open."""
+    """Every configured account; ``get`` gives it once it is open.
+
+    ``credentials`` gives the entries of an account's Secret as they are now. An account is opened anew when
+    they change, and what is on its way with the old ones ends first. Where none can be read nothing changes.
+    """
 
     settings: Settings
     installation: str
+    credentials: Callable[[ProviderEntry], Awaitable[Mapping[str, str] | None]] = _none
     _open: dict[tuple[str, str], Account] = field(default_factory=dict)
     _listeners: list[Callable[[Account], None]] = field(default_factory=list)
     _untried: set[tuple[str, str]] = field(init=False)
@@ -143,6 +153,33 @@ class Accounts:
                 for listener in self._listeners:
                     listener(account)
                 self._note_tried(entry)
+        await self._keep_credentials(entry, factory)
+
+    async def _keep_credentials(self, entry: ProviderEntry, factory: ProviderFactory) -> None:
+        """Open the account again with each new credential that works; until one does, the old one stays.
+
+        The `Account` stays the same object, whose provider is another: whoever holds it goes on.
+        """
+        account = self._open[entry.key]
+        while True:
+            await asyncio.sleep(self.settings.list_rest_s)
+            given = await self.credentials(entry)
+            if given is None or given == account.credentials:
+                continue
+            try:
+                fresh = await self._open_one(entry, factory)
+            except (ProviderError, BadOptions, TimeoutError) as error:
+                log.warning(
+                    "new credential not usable", provider=entry.name, account=entry.account, error=str(error)
+                )
+                continue
+            old, account.provider = account.provider, fresh.provider
+            account.account_id, account.credentials = fresh.account_id, fresh.credentials
+            log.info(
+                "new credential in use", provider=entry.name, account=entry.account, cloud_id=fresh.account_id
+            )
+            await asyncio.sleep(account.provision_timeout_s)  # calls that are on their way use the old one
+            await old.close()
 
     def _must_be_alone(self, entry: ProviderEntry, account_id: str) -> None:
         for other in self._open.values():
@@ -158,11 +195,13 @@ class Accounts:
             self._tried.set()
 
     async def _open_one(self, entry: ProviderEntry, factory: ProviderFactory) -> Account:
+        credentials = await self.credentials(entry) or {}
         config = ProviderConfig(
             name=entry.name,
             account=entry.account,
             installation=self.installation,
             options=entry.options,
+            credentials=credentials,
             settle_after_s=self.settings.settle_after_s,
             call_timeout_s=self.settings.call_timeout_s,
         )
@@ -183,6 +222,7 @@ class Accounts:
             account=entry.account,
             adapter=entry.adapter,
             account_id=account_id,
+            credentials=credentials,
             traits=traits,
             budget=CallBudget(rate=traits.calls_per_s, burst=traits.call_burst),
             settle_after_s=traits.settle_after_s

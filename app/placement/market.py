@@ -5,6 +5,7 @@ right before it rents: a place that would be refused there for what the Pod is m
 its owner would make the same Pod again and again.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from decimal import Decimal
 from typing import Protocol
@@ -15,6 +16,7 @@ from app.inventory.accounts import Accounts
 from app.placement.request import PlacementRequest
 from catalog.offerings import AccountKey
 from providers.base import Offering, Workload, usd_per_hour
+from providers.capabilities import Chooses
 
 log = structlog.get_logger()
 
@@ -30,6 +32,10 @@ class Market(Protocol):
         """Why this account's cloud can never run the request; None if it can, or if nobody knows."""
         ...
 
+    def choose(self, request: PlacementRequest, offerings: Sequence[Offering]) -> tuple[Offering, ...]:
+        """Those that the request's options allow, the one to rent first."""
+        ...
+
 
 class Listed:
     """The prices of the offerings as listed, for want of an adapter."""
@@ -39,6 +45,9 @@ class Listed:
 
     def refuses(self, request: PlacementRequest, account: AccountKey) -> str | None:
         return None
+
+    def choose(self, request: PlacementRequest, offerings: Sequence[Offering]) -> tuple[Offering, ...]:
+        return tuple(offerings)
 
 
 LISTED = Listed()
@@ -69,6 +78,16 @@ class Adapters:
         except Exception:  # provisioning asks again
             log.exception("validate raised", provider=opened.name)
             return None
+
+    def choose(self, request: PlacementRequest, offerings: Sequence[Offering]) -> tuple[Offering, ...]:
+        account = self._accounts.get((offerings[0].provider, offerings[0].account)) if offerings else None
+        if account is None or request.workload is None or not isinstance(account.provider, Chooses):
+            return tuple(offerings)
+        try:
+            return tuple(account.provider.choose(_workload(request, account.name), offerings))
+        except Exception:
+            log.exception("choose raised", provider=account.name)
+            return ()
 
 
 def _workload(request: PlacementRequest, provider: str) -> Workload:

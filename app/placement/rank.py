@@ -254,7 +254,13 @@ class _Walk:
         key = offers.key
         rows = offers.find(self.request.accelerator, tier=tier)
         for region in region_tokens(entry.regions, served=offers.regions, words=offers.words):
-            here = in_region(rows, region)
+            listed = in_region(rows, region)
+            here = self.market.choose(self.request, listed)
+            if listed and not here:
+                why = "the Pod's options leave nothing of what it offers there"
+                reason = SkipReason.REQUEST_UNSUPPORTED
+                yield self._skip(key, tier, reason, why, region=region, for_good=True)
+                continue
             if not here and self.request.accelerator is not None:
                 why = f"it offers no {self.request.accelerator} as {tier} there"
                 reason = SkipReason.ACCELERATOR_UNSUPPORTED

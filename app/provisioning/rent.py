@@ -6,7 +6,7 @@ may die; what is then in the rows and on the claim is enough for the next one to
 
 import asyncio
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from decimal import Decimal
@@ -37,6 +37,7 @@ from app.provisioning.model import (
     Waiting,
     Why,
 )
+from app.provisioning.prepare import offering_of, pins_of
 from app.provisioning.steps import reach
 from app.store import blocks, rentals
 from app.store.engine import StoreUnavailable, begin
@@ -54,6 +55,7 @@ from providers.base import (
     Workload,
     usd_per_hour,
 )
+from providers.capabilities import Prepares
 
 log = structlog.get_logger()
 
@@ -245,7 +247,7 @@ class Renter:
             return self._wait(life, Why.NO_WORKLOAD, "what to run is not known")
         if (why := call.account.provider.validate(workload)) is not None:
             return await self._refuse_unsent(call, RejectionKind.UNSUPPORTED, workload.masked(why))
-        offering = self._offering(claim)
+        offering = self._offering(call)
         if offering is None:
             return self._wait(life, Why.RETRY, f"{claim.provider} does not offer this shape at the moment")
         price = usd_per_hour(call.account.provider.quote(workload, offering))
@@ -253,6 +255,9 @@ class Renter:
             shown = "its price is not known" if price is None else f"{usd(price)} an hour"
             message = f"{shown}, at most {usd(claim.max_price)} an hour"
             return await self._refuse_unsent(call, RejectionKind.PRICE, message)
+        pins = await self._prepared(call, workload, offering, rows)
+        if isinstance(pins, Waiting | Refused):
+            return pins
         number = rows.attempts[-1].number + 1 if rows.attempts else 1
         marked = call.live.mark.sequence if call.live.mark else 0
         floor = max(core.inventory.highest_sequence, core.highest_mark, marked)
@@ -286,7 +291,7 @@ class Renter:
             return self._wait(life, Why.RETRY, "the rental changed, or another replica leads")
         core.written.add((claim.uid, sequence))
         attempt = _attempt_of(
-            claim, number=number, sequence=sequence, identity=str(identity), ceiling=ceiling
+            claim, number=number, sequence=sequence, identity=str(identity), ceiling=ceiling, pins=pins
         )
         if not await self._mark(call, sequence, send_by):
             await self._unsent(call, attempt)
@@ -299,10 +304,26 @@ class Renter:
         )
         return await self._send(call, order)
 
-    def _offering(self, claim: ClaimSpec) -> Offering | None:
-        offers = self._core.offerings.get(*claim.key)
-        found = offers.find(claim.accelerator, tier=claim.tier, region=claim.region) if offers else ()
-        return found[0] if found else None
+    def _offering(self, call: _Call) -> Offering | None:
+        offers = self._core.offerings.get(*call.claim.key)
+        return offering_of(offers, call.claim, account=call.account, workload=call.workload)
+
+    async def _prepared(
+        self, call: _Call, workload: Workload, offering: Offering, rows: Rows
+    ) -> Mapping[str, str] | Waiting | Refused:
+        """The attempt's pins, or why there is none."""
+        hide, account = workload.masked, call.account
+        try:
+            pins = await pins_of(call.claim, workload, offering, account=account, avoid=rows.avoid_hosts)
+        except Throttled as error:
+            account.budget.pause(error.retry_after_s)
+            after_s = max(error.retry_after_s, self._core.backoff(call.life))
+            return Waiting(why=Why.THROTTLED, message=hide(str(error)), after_s=after_s)
+        except (ProviderError, TimeoutError) as error:
+            return self._wait(call.life, Why.RETRY, hide(str(error)) or "the cloud did not answer in time")
+        if not isinstance(pins, Rejection):
+            return pins
+        return await self._refuse_unsent(call, pins.kind, hide(pins.message), scope=pins.scope)
 
     async def _mark(self, call: _Call, sequence: int, send_by: datetime) -> bool:
         mark = Mark(sequence=sequence, send_by=send_by, account_id=call.account.account_id)
@@ -446,14 +467,15 @@ class Renter:
         core.inventory.settle(claim.key, claim.uid)
         return self._refused(call.life, answer.kind, answer.message)
 
-    async def _refuse_unsent(self, call: _Call, kind: RejectionKind, message: str) -> Refused:
-        """Refused by us, before anything is sent. It blocks this template alone, whose next Pod would else be
-        made, placed here and refused at once, for ever."""
-        answer = Rejection(kind=kind, message=message)
+    async def _refuse_unsent(
+        self, call: _Call, kind: RejectionKind, message: str, *, scope: BlockScope | None = None
+    ) -> Refused:
+        """Refused before anything is sent. Without a scope it blocks this template alone, whose next Pod
+        would else be made, placed here and refused at once, for ever."""
+        answer = Rejection(kind=kind, message=message, scope=scope)
+        template = call.policy.template if scope is None else None
         async with begin(self._core.engine) as conn:
-            await self._block(
-                conn, call.claim, answer, ttl_s=call.policy.block_ttl_s, template=call.policy.template
-            )
+            await self._block(conn, call.claim, answer, ttl_s=call.policy.block_ttl_s, template=template)
         return self._refused(call.life, kind, message)
 
     async def _block(
@@ -525,9 +547,11 @@ class Renter:
     async def _replay(self, call: _Call, rows: Rows, row: AttemptRow) -> Outcome | None:
         """Send the same attempt again where the cloud promises that this cannot make a second machine."""
         core, claim, workload = self._core, call.claim, call.workload
-        offering, replay_for_s = self._offering(claim), call.account.traits.replay_for_s
+        offering, replay_for_s = self._offering(call), call.account.traits.replay_for_s
         if workload is None or replay_for_s is None or offering is None or row.identity is None:
             return None
+        if isinstance(call.account.provider, Prepares):
+            return None  # what was pinned is not on record, and other bytes would be another order
         ceiling = row.ceiling_usd_per_hour
         await call.account.budget.take(Urgency.RENT)
         began = core.clock()
@@ -577,7 +601,13 @@ class Renter:
 
 
 def _attempt_of(
-    claim: ClaimSpec, *, number: int, sequence: int, identity: str, ceiling: Decimal | None
+    claim: ClaimSpec,
+    *,
+    number: int,
+    sequence: int,
+    identity: str,
+    ceiling: Decimal | None,
+    pins: Mapping[str, str] | None = None,
 ) -> Attempt:
     return Attempt(
         claim_uid=claim.uid,
@@ -590,6 +620,7 @@ def _attempt_of(
         tier=claim.tier,
         ceiling_usd_per_hour=ceiling,
         options=claim.options,
+        pins=pins or {},
     )
 
 

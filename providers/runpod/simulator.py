@@ -16,14 +16,14 @@ POST     /graphql                        ``pod{lastStatusChange}``, ``myself{cli
 
 In a scenario ``regions`` are data centres, and prices are by ``SECURE`` and ``COMMUNITY``. An accelerator is
 known by RunPod's own id of it where the catalogue has one. The container is not run: it "ends" as the
-scenario says, and is started again, as RunPod does. ``quirks`` holds the switches of `simulator_rules.Quirks`. A
-variable's value is shown as it came while the process lives, and is kept on disk for our own names only.
+scenario says, and is started again, as RunPod does. ``quirks`` holds the switches of `Quirks`. The
+value of a variable is shown as it came while the process lives; on disk are only those of our own names.
 """
 
 import base64
 import hashlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -32,14 +32,15 @@ from typing import Any
 from starlette.requests import Request
 from starlette.routing import BaseRoute
 
-from catalog.catalogue import load
 from providers.base import Tier
+from providers.runpod.simulator_books import WORDS, Books, account_of, id_of, number_of
 from providers.runpod.simulator_logs import Logs
 from providers.runpod.simulator_rules import (
     BODY_BYTES_MAX,
     LOW_BALANCE,
     NO_DISK,
     NO_INSTANCES,
+    Quirks,
     Wrong,
     check_create,
     problem,
@@ -49,7 +50,6 @@ from providers.simulation import command, control
 from providers.simulation.clock import MICROS_PER_S, as_text, micros
 from providers.simulation.engine import Engine
 from providers.simulation.http import Answer, Asked, Front
-from providers.simulation.meter import bill_usd
 from providers.simulation.orders import Order, Refusal, Refused
 from providers.simulation.state import Machine
 
@@ -69,9 +69,7 @@ offers:
 - {accelerator: A40, counts: [1, 2, 4, 8], usd_per_hour: {SECURE: "0.44"}}
 """
 
-_CLOUDS = {"SECURE": Tier.ON_DEMAND, "COMMUNITY": Tier.SPOT}
-_WORDS = {cloud: word for word, cloud in _CLOUDS.items()}
-_ID_CHARS = 14
+_CLOUDS = {word: tier for tier, word in WORDS.items()}
 _MINUTE_S = 60
 _NO_ADDRESS = "100.65.0.1"  # of the row that nobody asked for; it is not reached from outside
 _REFUSALS = {
@@ -97,7 +95,9 @@ def run(scenario: Path | None, state: Path, port: int) -> None:
 
 
 def routes(engine: Engine) -> list[BaseRoute]:
-    api = _Api(engine)
+    quirks = quirks_of(engine.scenario.quirks)
+    books = Books(engine, quirks)
+    api = _Api(engine, quirks, books)
     front = Front(engine, _Shape())
 
     def at(method: str, path: str, verb: str, handler: Handler, *, writes: bool = False) -> BaseRoute:
@@ -111,16 +111,16 @@ def routes(engine: Engine) -> list[BaseRoute]:
         at("DELETE", "/v2/pods/{id}", "terminate", api.terminate, writes=True),
         at("POST", "/v2/pods/{id}/action", "action", api.action, writes=True),
         at("GET", "/v2/pods/{id}/logs", "logs", api.logs),
-        at("GET", "/v2/catalog/gpus", "offers", api.gpus),
-        at("GET", "/v2/catalog/datacenters", "datacenters", api.datacenters),
-        at("GET", "/v2/templates", "account", api.templates),
-        at("POST", "/v2/templates", "account", api.make_template, writes=True),
-        at("DELETE", "/v2/templates/{id}", "parts", api.drop_template, writes=True),
-        at("GET", "/v2/registries", "registries", api.registries),
-        at("POST", "/v2/registries", "registries", api.make_registry, writes=True),
-        at("DELETE", "/v2/registries/{id}", "parts", api.drop_registry, writes=True),
-        at("POST", "/graphql", "graphql", api.graphql),
-        *(at(method, "/v1/{rest:path}", "v1", api.v1) for method in ("GET", "POST", "DELETE")),
+        at("GET", "/v2/catalog/gpus", "offers", books.gpus),
+        at("GET", "/v2/catalog/datacenters", "datacenters", books.datacenters),
+        at("GET", "/v2/templates", "account", books.templates),
+        at("POST", "/v2/templates", "account", books.make_template, writes=True),
+        at("DELETE", "/v2/templates/{id}", "parts", books.drop_template, writes=True),
+        at("GET", "/v2/registries", "registries", books.registries),
+        at("POST", "/v2/registries", "registries", books.make_registry, writes=True),
+        at("DELETE", "/v2/registries/{id}", "parts", books.drop_registry, writes=True),
+        at("POST", "/graphql", "graphql", books.graphql),
+        *(at(method, "/v1/{rest:path}", "v1", books.v1) for method in ("GET", "POST", "DELETE")),
         control.route(engine, "POST", "/sim/machines/{id}/say", api.say),
     ]
 
@@ -145,27 +145,19 @@ class _Shape:
 
 
 class _Api:
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._quirks = quirks_of(engine.scenario.quirks)
+    def __init__(self, engine: Engine, quirks: Quirks, books: Books) -> None:
+        self._engine, self._quirks, self._books = engine, quirks, books
         self._env: dict[str, dict[str, str]] = {}
         self._window, self._calls = 0, 0
-        engine.id_of = lambda number: _id(f"{engine.scenario.account}/{number}")
+        engine.id_of = lambda number: id_of(f"{engine.scenario.account}/{number}")
         self._logs = Logs(engine, problem_of=self._pull_problem, forgets_s=self._quirks.forgets_logs_s)
-        written = load().of("runpod")
-        ids = {row.accelerator.type.lower(): row.shape for row in reversed(written.rows) if row.accelerator}
-        self._ids: dict[str, str] = {}  # RunPod's id of a card -> the scenario's name
-        for offer in engine.scenario.offers:
-            if offer.accelerator is not None:
-                own = written.aliases.get(offer.accelerator.lower(), offer.accelerator).lower()
-                shape = ids.get(own, offer.accelerator)
-                self._ids[shape.removeprefix("community/")] = offer.accelerator
 
     def guarded(self, handler: Handler, *, writes: bool) -> Handler:
         """What comes before any route: edge, size, key, rate and rights."""
 
         def guard(asked: Asked) -> Answer:
-            quirks, headers = self._quirks, {}
+            quirks = self._quirks
+            headers: dict[str, str] = {}
             if asked.headers.get("user-agent", "").lower().startswith("python-urllib"):
                 return Answer(status=403, body=b"error code: 1010", media_type="text/plain")
             if len(asked.body) > BODY_BYTES_MAX:
@@ -182,7 +174,7 @@ class _Api:
                 return problem(403, "access denied: the account is suspended", headers=headers)
             if writes and quirks.read_only_key:
                 return problem(403, "access denied", headers=headers)
-            self._collect(asked.now)
+            self._books.collect(asked.now)
             try:
                 answer = handler(asked)
             except Wrong as wrong:
@@ -206,7 +198,7 @@ class _Api:
         gpu, env = body.get("gpu") or {}, body.get("env") or {}
         if body.get("gpu") is None:
             raise Wrong(400, NO_INSTANCES)  # machines without a card are not simulated
-        accelerator = self._ids.get(gpu["id"])
+        accelerator = self._books.ids.get(gpu["id"])
         if accelerator is None:
             raise Wrong(400, f'invalid GPU type id "{gpu["id"]}"')
         if accelerator in self._quirks.closed_pools:
@@ -227,7 +219,7 @@ class _Api:
             | {"disk": str(body.get("disk", 0))},
             disk_gib=body.get("disk"),
         )
-        self._check_credit(order, asked.now)
+        self._books.check_credit(order, asked.now)
         if "disk" not in body:
             raise Wrong(400, NO_DISK)
         machine = self._place(order, body.get("dataCenterIds") or [], asked)
@@ -255,7 +247,7 @@ class _Api:
         raise Wrong(400, NO_INSTANCES)  # a count that no host has reads the same as none being left
 
     def list(self, asked: Asked) -> Answer:
-        engine, account = self._engine, self._account(asked)
+        engine, account = self._engine, account_of(self._engine, asked)
         size, below = self._page(asked)
         shown = [
             machine
@@ -319,117 +311,11 @@ class _Api:
         self._logs.say(machine, str(json["line"]), source=str(json.get("source", "container")))
         return Answer(body={})
 
-    # --- the catalogue ---
-
-    def gpus(self, asked: Asked) -> Answer:
-        if "AVAILABILITY" in asked.query.get("include", "") and not asked.query.get("product"):
-            raise Wrong(400, "product is required with AVAILABILITY")
-        prices: dict[tuple[str, str], str | None] = {}
-        most: dict[tuple[str, str], int] = {}
-        for _, tier, offer, count, meters in self._engine.market.offers():
-            key = (offer.accelerator or "", _WORDS[tier])
-            prices[key] = meters[0][2]
-            most[key] = max(count, most.get(key, 0))
-        return Answer(
-            body={"gpus": [self._gpu(asked, own, name, prices, most) for own, name in self._ids.items()]}
-        )
-
-    def _gpu(
-        self,
-        asked: Asked,
-        own: str,
-        name: str,
-        prices: dict[tuple[str, str], str | None],
-        most: dict[tuple[str, str], int],
-    ) -> dict[str, Any]:
-        price = {word.lower(): _number(prices.get((name, word))) for word in _CLOUDS}
-        body: dict[str, Any] = {
-            "id": own,
-            "name": name,
-            "manufacturer": "AMD" if own.startswith("AMD") else "NVIDIA",
-            "secure": (name, "SECURE") in most,
-            "community": (name, "COMMUNITY") in most,
-            "price": price,
-            "maxCount": {word.lower(): most.get((name, word), 0) for word in _CLOUDS},
-        }
-        if "AVAILABILITY" in asked.query.get("include", ""):
-            body["availability"] = self._quirks.stock.get(name) or self._stock(name)
-        return body
-
-    def _stock(self, name: str) -> str:
-        market = self._engine.market
-        pools = [pool for pool, _, _ in market.capacity() if pool[2] == name.lower()]
-        return "HIGH" if any(market.room(pool, 1) for pool in pools) else "NONE"
-
-    def datacenters(self, _asked: Asked) -> Answer:
-        return Answer(
-            body={"dataCenters": [{"id": each, "name": each} for each in self._engine.scenario.regions]}
-        )
-
-    # --- parts ---
-
-    def templates(self, asked: Asked) -> Answer:
-        shown = self._kept("templates") if self._account(asked) == self._engine.scenario.account else {}
-        return Answer(body={"templates": [{"id": key, "name": one["name"]} for key, one in shown.items()]})
-
-    def make_template(self, asked: Asked) -> Answer:
-        body = asked.json or {}
-        if not body.get("name") or not body.get("image"):
-            raise Wrong(422, "Request validation failed.", ("$: name and image are required",))
-        own = self._add("templates", {"name": body["name"]})
-        return Answer(status=201, body={"id": own, "name": body["name"]})
-
-    def drop_template(self, asked: Asked) -> Answer:
-        return self._drop("templates", asked.path["id"], "template not found")
-
-    def registries(self, _asked: Asked) -> Answer:
-        shown = self._kept("registries")
-        return Answer(body={"registries": [{"id": key, "name": one["name"]} for key, one in shown.items()]})
-
-    def make_registry(self, asked: Asked) -> Answer:
-        body = asked.json or {}
-        if not all(body.get(key) for key in ("name", "username", "password")):
-            raise Wrong(422, "Request validation failed.", ("$: name, username and password are required",))
-        login = hashlib.sha256(f"{body['username']}:{body['password']}".encode()).hexdigest()
-        own = self._add("registries", {"name": body["name"], "login": login, "at": asked.now})
-        return Answer(status=201, body={"id": own, "name": body["name"]})
-
-    def drop_registry(self, asked: Asked) -> Answer:
-        own = asked.path["id"]
-        if any(m.labels.get("registry") == own and m.state != "gone" for m in self._engine.machines.values()):
-            raise Wrong(400, "the registry is in use by a pod")
-        return self._drop("registries", own, "registry not found")
-
-    # --- the older APIs ---
-
-    def graphql(self, asked: Asked) -> Answer:
-        if self._quirks.graphql_retired:
-            return Answer(status=404, body=b"not found", media_type="text/plain")
-        query = (asked.json or {}).get("query", "")
-        if "lastStatusChange" in query:
-            machine = self._engine.machines.get(asked.json.get("variables", {}).get("id", ""))
-            said = {"lastStatusChange": _said(machine, asked.now)} if machine else None
-            return Answer(body={"data": {"pod": said}})
-        if "clientBalance" in query:
-            left = self._credit(asked.now)
-            spend = sum(filter(None, (self._cost(m) for m in self._billing())), Decimal(0))
-            myself = {"clientBalance": _number(left), "currentSpendPerHr": float(spend), "spendLimit": 80}
-            return Answer(body={"data": {"myself": myself}})
-        error = {"message": "Cannot query field.", "extensions": {"code": "GRAPHQL_VALIDATION_FAILED"}}
-        return Answer(status=400, body={"errors": [error]})
-
-    def v1(self, _asked: Asked) -> Answer:
-        return problem(410, "REST v1 was retired on 2026-11-15")
-
     # --- inside ---
-
-    def _account(self, asked: Asked) -> str:
-        own = self._engine.scenario.account
-        return f"{own}-other" if asked.fault("foreign") else own
 
     def _found(self, asked: Asked) -> Machine:
         machine = self._engine.get(asked.path["id"], now=asked.now)
-        if machine is None or asked.fault("hide") or machine.account != self._account(asked):
+        if machine is None or asked.fault("hide") or machine.account != account_of(self._engine, asked):
             raise Wrong(404, "pod not found")
         return machine
 
@@ -439,7 +325,7 @@ class _Api:
             raise Wrong(422, "Request validation failed.", ("limit: must be 1 to 1000",))
         cursor, below = asked.query.get("cursor"), None
         if cursor:
-            below = _below(self._account(asked), cursor)
+            below = _below(account_of(self._engine, asked), cursor)
             if below is None:
                 raise Wrong(422, "Request validation failed.", ("cursor: is not valid",))
         return min(int(limit), self._engine.scenario.page_size), below
@@ -474,7 +360,7 @@ class _Api:
         for label in ("ports", "registry", "disk"):
             env.pop(label, None)
         exited = status in ("EXITED", "ERROR", "TERMINATED")
-        cost = Decimal(0) if exited and not self._quirks.exited_cost else self._cost(machine)
+        cost = Decimal(0) if exited and not self._quirks.exited_cost else self._books.cost(machine)
         return {
             "id": machine.id,
             "name": machine.name or "",
@@ -488,9 +374,9 @@ class _Api:
             "ports": machine.labels.get("ports", "").split(),
             "registry": machine.labels.get("registry") or None,
             "gpu": self._card(machine),
-            "cloud": _WORDS[Tier(machine.tier)],
+            "cloud": WORDS[Tier(machine.tier)],
             "dataCenterId": machine.region or None,
-            "cost": _number(cost),
+            "cost": number_of(cost),
             "locked": False,
             "template": None,
             "runtime": self._runtime(machine, now) if runs else None,
@@ -502,7 +388,7 @@ class _Api:
         if machine.accelerator is None:
             return None
         own = next(
-            (own for own, name in self._ids.items() if name == machine.accelerator), machine.accelerator
+            (own for own, name in self._books.ids.items() if name == machine.accelerator), machine.accelerator
         )
         return {"id": own, "count": machine.count}
 
@@ -525,13 +411,6 @@ class _Api:
                 )
         return {"uptime": (now - since) / MICROS_PER_S, "gpus": [], "ports": rows}
 
-    def _cost(self, machine: Machine) -> Decimal | None:
-        """Dollars an hour for the cards; None where the scenario tells no price."""
-        if not machine.rates or not machine.rates[-1][1]:
-            return None
-        _, quantity, usd = machine.rates[-1][1][0]
-        return None if usd is None else Decimal(quantity) * Decimal(usd)
-
     def _pull_problem(self, machine: Machine, now: int) -> str:
         """What the host says of its image; looked at each time, since a new login works after a while."""
         images = self._engine.scenario.images
@@ -540,41 +419,12 @@ class _Api:
         wanted = images.private.get(machine.image.partition("/")[0])
         if wanted is None:
             return ""
-        login = self._kept("registries").get(machine.labels.get("registry", ""))
+        login = self._books.kept("registries").get(machine.labels.get("registry", ""))
         if login is None or login["login"] != hashlib.sha256(wanted.encode()).hexdigest():
             return f"error pulling image: pull access denied for {machine.image}"
         if now < login["at"] + micros(self._quirks.registry_delay_s):
             return "error pulling image: access forbidden"
         return ""
-
-    def _check_credit(self, order: Order, now: int) -> None:
-        left = self._credit(now)
-        if left is None:
-            return
-        region = (self._engine.scenario.regions or ("",))[0]
-        placed = replace(order, region=region)
-        hour = sum(
-            (Decimal(q) * Decimal(usd or 0) for _, q, usd in self._engine.market.meters(placed)), Decimal(0)
-        )
-        if left < hour:
-            raise Wrong(402, LOW_BALANCE)
-
-    def _credit(self, now: int) -> Decimal | None:
-        if self._quirks.balance_usd is None:
-            return None
-        billing = self._engine.scenario.billing
-        bills = (bill_usd(m, billing=billing, now=now) for m in self._engine.machines.values())
-        return self._quirks.balance_usd - sum((bill or Decimal(0) for bill in bills), Decimal(0))
-
-    def _collect(self, now: int) -> None:
-        """No credit, no pods."""
-        if (left := self._credit(now)) is not None and left <= 0:
-            for machine in list(self._billing()):
-                self._engine.terminate(machine.id, now=now)
-
-    def _billing(self) -> Iterator[Machine]:
-        own = self._engine.scenario.account
-        return (m for m in self._engine.machines.values() if m.state != "gone" and m.account == own)
 
     def _count(self, now: int, most: int) -> tuple[int, dict[str, str]]:
         """Count a call in its minute; the seconds left of it, and the headers that tell so."""
@@ -589,37 +439,10 @@ class _Api:
             "RateLimit-Policy": f'"minute";q={most};w={_MINUTE_S}',
         }
 
-    def _kept(self, kind: str) -> dict[str, Any]:
-        kept: dict[str, Any] = self._engine.kept.get(kind, {})
-        return kept
-
-    def _add(self, kind: str, value: dict[str, Any]) -> str:
-        kept = self._kept(kind)
-        number = self._engine.kept.get("numbers", 0) + 1
-        self._engine.keep("numbers", number)
-        own = _id(f"{self._engine.scenario.account}/{kind}/{number}")
-        self._engine.keep(kind, {**kept, own: value})
-        return own
-
-    def _drop(self, kind: str, own: str, missing: str) -> Answer:
-        kept = dict(self._kept(kind))
-        if kept.pop(own, None) is None:
-            raise Wrong(404, missing)
-        self._engine.keep(kind, kept)
-        return Answer(status=204)
-
-
-def _id(text: str) -> str:
-    return base64.b32encode(hashlib.sha256(text.encode()).digest()).decode().lower()[:_ID_CHARS]
-
 
 def _zulu(at: int | None) -> str | None:
     text = as_text(at)
     return text.replace("+00:00", "Z") if text else None
-
-
-def _number(usd: Decimal | str | None) -> float | None:
-    return None if usd is None else float(usd)
 
 
 def _address(machine: Machine, port: int, door: str | None) -> tuple[str, int]:
@@ -629,24 +452,6 @@ def _address(machine: Machine, port: int, door: str | None) -> tuple[str, int]:
         return ip, int(number)
     digest = hashlib.sha256(f"{machine.id}/{port}/{machine.restarts}".encode()).digest()
     return f"198.18.{digest[0]}.{digest[1] or 1}", 10_000 + int.from_bytes(digest[2:4], "big") % 50_000
-
-
-def _said(machine: Machine, now: int) -> str:
-    """``lastStatusChange``, the free text of the older API."""
-    at = as_text(machine.ended_at or now)
-    match machine.end_reason:
-        case "failed":
-            return f"Exited by Runpod: {machine.end_message}"
-        case "preempted":
-            return (
-                f"Outbid: {at}" if machine.tier == Tier.SPOT else f"Exited by Runpod: {machine.end_message}"
-            )
-        case "terminated" if machine.state == "exited":
-            return f"Exited by user: {at}"
-        case "terminated":
-            return f"Terminated by user: {at}"
-        case _:
-            return f"Rented by User: {at}"
 
 
 def _cursor(account: str, number: int) -> str:

@@ -23,9 +23,10 @@ class Row:
     ``price`` (ceilings), ``hosts``, ``restarts`` (of which ``no-restarts`` can be told not to), ``stop``,
     ``grace`` (a stop that can be ignored until its grace is over), ``lifetime``, ``spot``, ``list-account``
     (a list names its account), ``disk-price`` (the cloud says what disk costs), ``processes`` (output,
-    commands, ports and usage). ``extra_usd_per_hour`` is what
-    an order costs beside its GPUs. ``wide`` are refusals that hold for the whole account.
+    commands, ports and usage). ``extra_usd_per_hour`` is what an order costs beside its GPUs. ``wide`` are
+    refusals that hold for the whole account.
     """
+
 
     name: str
     factory: ProviderFactory

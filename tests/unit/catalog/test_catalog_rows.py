@@ -114,7 +114,7 @@ BROKEN = {
     "nan": ("H100,Spot,x,8,,NaN", "machine_usd: 'NaN' is not dollars"),
     "no-price": ("H100,Spot,x,8,,", "price: none is given"),
     "type": ("H 100,Spot,x,8,,1", "accelerator_type: 'H 100' cannot be the value of a Pod's label"),
-    "shape": ("H100,Spot,x y,8,,1", "accelerator_id: 'x y' is not an id"),
+    "shape": (f"H100,Spot,{'x' * 254},8,,1", "is not an id of a cloud: at most 253 characters"),
     "fields": ("H100,Spot,x,8,1", "row: has 5 fields where the header has 6"),
     "no-shape": (",Spot,,,,1", "accelerator_id: is empty"),
     "count-alone": (",Spot,x,8,,1", "gpu_count: is given, and accelerator_type is empty"),
