@@ -52,8 +52,9 @@ async def _refresh(settings: Any, cloud: str, dry_run: bool, force: bool) -> Non
     from catalog.rewrite import difference, doubts, rewritten
     from catalog.rows import parse
 
+    own = _existing(settings.catalog_dir)
     try:
-        before = load(settings.catalog_dir, adapters=installed_adapters()).of(cloud)
+        before = load(own, adapters=installed_adapters()).of(cloud)
     except BadCatalogue as error:
         raise click.ClickException(str(error)) from None
     (asked,) = await ask(settings, credentials={})
@@ -61,7 +62,7 @@ async def _refresh(settings: Any, cloud: str, dry_run: bool, force: bool) -> Non
         await asked.provider.close()
     if asked.offerings is None:
         raise click.ClickException(f"{cloud} did not answer: {asked.trouble}")
-    old = text_of(cloud, settings.catalog_dir)
+    old = text_of(cloud, own)
     today = datetime.now(UTC).date()
     new = rewritten(old, asked.offerings, before=before, today=today, source="the cloud's own API")
     changed = difference(old, new, name=f"{cloud}.csv")
@@ -75,6 +76,11 @@ async def _refresh(settings: Any, cloud: str, dry_run: bool, force: bool) -> Non
         raise click.ClickException(f"not written: this cannot be right:{lines}{hint}")
     if changed and not dry_run:
         _write(Path(settings.catalog_dir), cloud, new)
+
+
+def _existing(folder: str | None) -> str | None:
+    """The folder, if it is there yet."""
+    return folder if folder and Path(folder).is_dir() else None
 
 
 def _write(folder: Path, cloud: str, text: str) -> None:

@@ -42,6 +42,19 @@ def test_an_error_never_shows_a_secret():
     assert "hunter2" not in repr(load({"database_url": "postgresql://user:hunter2@host/db"}, {}))
 
 
+@pytest.mark.behaviour(386)
+def test_one_provider_named_as_earlier_installations_do():
+    earlier = {"GPU_BURST_PROVIDER": "runpod"}
+
+    assert [entry.adapter for entry in load({}, earlier).providers] == ["runpod"]
+    both = load({}, earlier | {"NEBULA_PROVIDERS": "modal=fake"})
+    assert [entry.name for entry in both.providers] == ["modal"]
+    assert load({}, {"GPU_BURST_PROVIDER": "fake"}).providers == ()
+    assert load({}, {"GPU_BURST_PROVIDER": ""}).providers == ()
+    with pytest.raises(SettingsError, match="GPU_BURST_PROVIDER"):
+        load({}, {"GPU_BURST_PROVIDER": "run pod=?"})
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
