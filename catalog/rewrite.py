@@ -14,7 +14,7 @@ from decimal import Decimal
 from typing import Final
 
 from catalog.catalogue import CloudRows
-from catalog.rows import ANY_COUNT, UNKNOWN, Row, parse
+from catalog.rows import ANY_COUNT, UNKNOWN, parse
 from providers.base import MeterKind, Offering
 
 _COLUMNS: Final = ("accelerator_type", "aliases", "accelerator_id", "gpu_count", "capacity_type", "region")
@@ -50,10 +50,9 @@ def rewritten(
     spoken_of = {(row.shape, row.region, row.tier) for row in told}
     kept = [row for row in before.rows if (row.shape, row.region, row.tier) not in spoken_of]
     lines = [(line, today.isoformat(), source) for line in _lines(told)]
-    said = {
-        (row.shape, row.tier): (row.updated.isoformat() if row.updated else "", row.source)
-        for row in _rows(text)
-    }
+    written = parse(text)[0] if text else []
+    said = {(row.shape, row.tier): (str(row.updated or ""), row.source) for row in written}
+    aliases = {row.accelerator.type.lower(): row.aliases for row in reversed(written) if row.accelerator}
     lines += [(line, *said[(line.offering.shape, line.offering.tier)]) for line in _lines(kept)]
     used = {name for line, _, _ in lines for name in line.prices}
     priced = [name for name in _PRICES.values() if name in used]
@@ -65,11 +64,10 @@ def rewritten(
     for line, updated, where in lines:
         offering = line.offering
         kind = offering.accelerator.type if offering.accelerator else ""
-        names = [name for name, own in before.aliases.items() if own.lower() == kind.lower()] if kind else []
         writer.writerow(
             [
                 kind,
-                " ".join(names),
+                " ".join(aliases.get(kind.lower(), ())),
                 offering.shape,
                 _counts(line.counts),
                 offering.tier.value,
@@ -97,11 +95,11 @@ def doubts(offerings: Iterable[Offering], *, before: CloudRows) -> list[str]:
         for name, usd in line.prices.items():
             earlier = old.get(_key(line), {}).get(name)
             if usd is not None and usd <= 0:
-                found.append(f"{where}: {name} is {usd}: nothing costs that")
+                found.append(f"{where}: {name} is {_shown(usd)}: nothing costs that")
             elif usd is None and earlier is not None and name == "gpu_usd":
-                found.append(f"{where}: {name} was {earlier}, and is not told any more")
+                found.append(f"{where}: {name} was {_shown(earlier)}, and is not told any more")
             elif usd and earlier and not earlier / _LEAPS < usd < earlier * _LEAPS:
-                found.append(f"{where}: {name} was {earlier}, and is {usd} now")
+                found.append(f"{where}: {name} was {_shown(earlier)}, and is {_shown(usd)} now")
     return list(dict.fromkeys(found))
 
 
@@ -111,10 +109,6 @@ def difference(old: str, new: str, *, name: str) -> str:
         old.splitlines(keepends=True), new.splitlines(keepends=True), fromfile=name, tofile=f"{name} (new)"
     )
     return "".join(lines)
-
-
-def _rows(text: str) -> list[Row]:
-    return parse(text)[0] if text else []
 
 
 def _key(line: _Line) -> tuple[str, str, str]:
@@ -149,8 +143,10 @@ def _price(prices: Prices, name: str) -> str:
     if name not in prices:
         return ""
     usd = prices[name]
-    if usd is None:
-        return UNKNOWN
+    return UNKNOWN if usd is None else _shown(usd)
+
+
+def _shown(usd: Decimal) -> str:
     text = f"{usd:f}"
     whole, _, parts = text.partition(".")
     return f"{whole}.{parts.rstrip('0'):0<2}"

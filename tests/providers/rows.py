@@ -27,7 +27,6 @@ class Row:
     refusals that hold for the whole account.
     """
 
-
     name: str
     factory: ProviderFactory
     scenario: Mapping[str, Any]
@@ -110,7 +109,7 @@ ROWS = (
         factory=FakeProvider,
         scenario=SMALL | {"processes": {}},
         options=lambda cloud: {"url": cloud.url},
-        features=frozenset({"code", "processes"}),
+        features=frozenset({"code", "processes", "stop"}),
     ),
 )
 

@@ -169,7 +169,7 @@ async def test_a_price_that_leapt_is_not_written_unless_it_is_said_to_be_right(c
     forced, _, _ = await nebula(*args, "--force", env=of(clouds))
 
     assert refused == 1
-    assert "NVIDIA A40 OnDemand: gpu_usd was 0.44, and is 44" in err
+    assert "NVIDIA A40 OnDemand: gpu_usd was 0.44, and is 44.00 now" in err
     assert forced == 0
     assert ",44.00," in (tmp_path / "prices" / "runpod.csv").read_text()
 
