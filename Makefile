@@ -30,9 +30,9 @@ lint: $(READY) ## Check style, types, the direction of imports, and drift of CRD
 	$(BIN)/python -m app.api.crds --check
 	$(BIN)/python -m app.store.migrate --check
 
-bench: $(READY) ## Measure: times, writes and CPU per Pod beside the figures to beat
+bench: $(READY) ## Measure times, writes and CPU per Pod beside a floor (N=500, ARGS=--help)
 	@$(BIN)/python -m hack.cluster build
-	@$(BIN)/python -m pytest tests/bench -q -s
+	@$(BIN)/python -m tests.bench $(if $(N),--pods $(N)) $(ARGS)
 
 cluster: $(READY) ## Keep a local Kubernetes running, and print its export KUBECONFIG= line; Ctrl-C stops it
 	@$(BIN)/python -m hack.cluster run

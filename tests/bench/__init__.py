@@ -1,1 +1,1 @@
-"""Measurements. They print tables and ratios and never fail on time."""
+"""``make bench``: measurements. They print a table and ``artifacts/bench.json``, and never fail on time."""
