@@ -40,11 +40,15 @@ class Loop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """We end the Pod's work, from ``since`` on, and this is what its status will say."""
+    """We end the Pod's work, from ``since`` on, and this is what its status will say.
+
+    ``grace_s``: the grace of whatever ends it; None: the Pod's own.
+    """
 
     reason: PodReason
     message: str
     since: datetime
+    grace_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -60,6 +64,7 @@ class Care:
     unable: bool = False  # to be started again on this machine
     killed: str | None = None  # why its run is to be cut off
     killed_at: datetime | None = None
+    killed_grace_s: float | None = None  # the probe's own grace, if it has one
     counted: bool = False  # its end, for its owner's wait
     failure: Failure | None = None
     stop_by: datetime | None = None

@@ -122,8 +122,18 @@ class VirtualNodes:
             label_selector=NOT_OPTED_IN,
             field_selector=f"spec.nodeName={name}",
         )
+        keeper = NodeKeeper(
+            provider=key[0],
+            account=key[1],
+            kube=self._kube,
+            settings=self._settings,
+            installation=self._installation,
+            now=self._now,
+            clock=self._clock,
+        )
         life = self._lives[name] = Lifecycle(
             node=name,
+            address=keeper.address,
             key=key,
             kube=self._kube,
             pods=self._pods,
@@ -140,15 +150,6 @@ class VirtualNodes:
         foreign.on_change(self._pod_changed)
         for pod in self._pods:
             self._pod_changed(None, pod)
-        keeper = NodeKeeper(
-            provider=key[0],
-            account=key[1],
-            kube=self._kube,
-            settings=self._settings,
-            installation=self._installation,
-            now=self._now,
-            clock=self._clock,
-        )
         self._provisioning.inventory.on_round(keeper.hearing.take)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(foreign.run(), name=f"watch foreign Pods of {name}")
@@ -156,10 +157,10 @@ class VirtualNodes:
             await foreign.synced()
             tasks.create_task(keeper.run(), name=f"keep {name}")
 
-    def kill(self, pod_uid: str, message: str) -> None:
+    def kill(self, pod_uid: str, message: str, grace_s: float | None = None) -> None:
         """A probe has found the Pod's workload dead. See `Lifecycle.kill`."""
         for life in self._lives.values():
-            life.kill(pod_uid, message)
+            life.kill(pod_uid, message, grace_s)
 
     # --- what has changed ---
 

@@ -7,6 +7,7 @@ from app.kube.environment import Note
 from app.kube.orders import Unusable
 from app.provisioning.model import Outcome, Release, Released, Releasing
 from app.vnode.care import Care
+from app.vnode.words import Hide
 from providers.base import ClaimUid
 
 
@@ -21,6 +22,7 @@ class Course:
     problem: Unusable | None = None
     problems: int = 0  # in a row
     noted: frozenset[Note] = frozenset()
+    hide: Hide | None = None  # masks what its cloud says; None: not known yet
     edited_to: str | None = None  # an image that came too late, and was told of
     unanswered: bool = False
     rented_at: float | None = None
@@ -36,7 +38,7 @@ class Course:
         """Begin anew for another candidate of the Pod."""
         if self.claim_uid != claim:
             self.claim_uid, self.queued, self.outcome, self.problem = claim, False, None, None
-            self.problems, self.care = 0, Care()
+            self.problems, self.care, self.hide = 0, Care(), None
             self.unanswered, self.rented_at, self.release, self.troubles = False, None, None, 0
 
     @property

@@ -15,6 +15,7 @@ and its owner's next one waits (a row that placement reads).
 import asyncio
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 import structlog
@@ -61,6 +62,7 @@ from app.vnode.order import is_daemon, is_replaced_by_owner
 from app.vnode.probes import HEALTHY, Prober
 from app.vnode.runs import Runs
 from app.vnode.status import Wanted, has_started, is_leaving, is_over, is_running
+from app.vnode.words import has_words, hiding, hiding_again, shown
 from providers.base import ClaimUid
 
 log = structlog.get_logger()
@@ -84,6 +86,7 @@ class Lifecycle:
         self,
         *,
         node: str,
+        address: Callable[[], str | None],
         key: AccountKey,
         kube: Kube,
         pods: Cache,
@@ -97,7 +100,7 @@ class Lifecycle:
         clock: Callable[[], float],
         rng: random.Random,
     ) -> None:
-        self._node, self._key = node, key
+        self._node, self._address, self._key = node, address, key
         self._kube = kube.room("vnode")
         self._door = ClaimDoor(self._kube)
         self._pods, self._foreign, self._claims, self._pools = pods, foreign, claims, pools
@@ -140,14 +143,16 @@ class Lifecycle:
         """Whether the store has lost what it knew of the machine: asked again, it is written down anew."""
         return course.claim_uid is not None and self._provisioning.view(course.claim_uid).state is None
 
-    def kill(self, uid: str, message: str) -> None:
+    def kill(self, uid: str, message: str, grace_s: float | None = None) -> None:
         """A probe has found the workload dead: cut its run off, and do what its restartPolicy says.
 
-        ``message`` is shown as how the run ended. Of no effect while an earlier kill is under way.
+        ``message`` is shown as how the run ended; ``grace_s`` is the probe's own grace, None: the Pod's. Of
+        no effect while an earlier kill is under way.
         """
         course = self._courses.get(uid)
         if course is not None and course.care.killed is None:
             course.care.killed, course.care.killed_at = message, self._now()
+            course.care.killed_grace_s = grace_s
             self._follow.add(uid)
 
     def pools_changed(self) -> None:
@@ -222,6 +227,8 @@ class Lifecycle:
         serving = next((claim for claim in claims if not is_leaving(claim)), None)
         if claims and (course.claim_uid is None or serving is not None):
             course.serve(ClaimUid((serving or claims[0])["metadata"]["uid"]))
+        if claims and not is_over(pod):
+            await self._learn_to_hide(pod, course, serving or claims[0])
         if is_leaving(pod) or is_over(pod) or course.care.cut is not None:
             self._probes.forget(pod["metadata"]["uid"])
         if is_leaving(pod):
@@ -236,6 +243,14 @@ class Lifecycle:
         if claims:
             return await self._lose(pod, course, deleted=claims[0]["metadata"]["name"])
         return await self._without_claim(pod, course)
+
+    async def _learn_to_hide(self, pod: Obj, course: Course, claim: Obj) -> None:
+        """Before words of the Pod's cloud are shown, know what must not be in them."""
+        if course.hide is not None or course.claim_uid is None:
+            return
+        if has_words(self._provisioning.view(course.claim_uid).machine):
+            for spec in _readable([claim]):
+                course.hide = await hiding_again(self._kube, pod, claim, spec)
 
     async def _leave_alone(self, pod: Obj, course: Course) -> Again | None:
         """A DaemonSet's Pod: no machine, no status; only its deletion is confirmed, as nobody else would."""
@@ -293,6 +308,7 @@ class Lifecycle:
         if isinstance(outcome, Over) or view.state in ("ending", "ended"):
             return await self._lose(pod, course)
         if view.ref is not None:
+            view = replace(view, machine=shown(view.machine, course.hide))
             if view.machine is not None and (end := self._runs.end_of_run(pod, course, view)) is not None:
                 self._probes.forget(uid)
                 return await self._runs.after_a_run(pod, course, spec, view.machine, end)
@@ -426,7 +442,7 @@ class Lifecycle:
         Raises:
             Replaced: the Pod is gone, or another has its name. Conflict: it changed (terminal phases only).
         """
-        body = status.patch(pod, wanted)
+        body = status.patch(pod, wanted, host_ip=self._address())
         if body is None:
             return pod
         metadata = pod["metadata"]
@@ -555,6 +571,7 @@ class Lifecycle:
             return None
         course.outcome = outcome
         if order is not None:
+            course.hide = hiding(order.workload)
             self._note(pod, course, order.notes)
         if problem is not None and _needs_workload(outcome):
             course.problem = problem

@@ -86,6 +86,12 @@ class NodeKeeper:
         self._nodes.on_change(lambda _old, _new: self._changed.set())
         self._version = ""
 
+    def address(self) -> str | None:
+        """Where the API server reaches the node, as its status says; None while it says nothing."""
+        node = self._nodes.get("", self.name)
+        addresses = ((node or {}).get("status") or {}).get("addresses") or ()
+        return next((str(each["address"]) for each in addresses if each["type"] == "InternalIP"), None)
+
     async def run(self) -> None:
         """Keep both until cancelled."""
         async with asyncio.TaskGroup() as tasks:

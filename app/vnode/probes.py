@@ -108,15 +108,16 @@ class _Run:
 class Prober:
     """The probes of one virtual node's Pods.
 
-    ``changed`` is called with a Pod's UID when its `Health` has; ``dead`` with UID and reason when its run is
-    to be cut off; ``failing`` with both for people, once for each row of failures. None of them may block.
+    ``changed`` is called with a Pod's UID when its `Health` has; ``dead`` with UID, reason and the probe's
+    own grace in seconds when its run is to be cut off; ``failing`` with UID and reason for people, once for
+    each row of failures. None of them may block.
     """
 
     def __init__(
         self,
         *,
         changed: Callable[[str], None],
-        dead: Callable[[str, str], None],
+        dead: Callable[[str, str, float | None], None],
         failing: Callable[[str, str], None],
         clock: Callable[[], float],
         now: Callable[[], datetime],
@@ -242,7 +243,7 @@ class Prober:
             case ProbeKind.STARTUP | ProbeKind.LIVENESS if enough and not answer.passed:
                 if answer.reached or self._heard_at >= tally.since:
                     run.dead = over = True
-                    self._dead(run.uid, message)
+                    self._dead(run.uid, message, probe.grace_s)
         if run.health != before:
             self._changed(run.uid)
         return over

@@ -19,6 +19,7 @@ from app.vnode import restarts, status
 from app.vnode.care import Cut, Loop
 from app.vnode.course import Course, name_of
 from app.vnode.status import Wanted
+from app.vnode.words import shown
 from app.workload.owners import controller_of
 from providers.base import End, Machine, MachineState
 
@@ -46,7 +47,9 @@ class Runs:
         self._now, self._clock = now, clock
 
     def machine(self, course: Course) -> Machine | None:
-        return self._provisioning.view(course.claim_uid).machine if course.claim_uid else None
+        """The Pod's machine as last shown, with its cloud's words as they may be shown."""
+        held = self._provisioning.view(course.claim_uid).machine if course.claim_uid else None
+        return shown(held, course.hide)
 
     def end_of_run(self, pod: Obj, course: Course, view: View) -> End | None:
         """How a run ended that another may follow; None while it goes on, and where its end is the Pod's."""
@@ -129,7 +132,7 @@ class Runs:
             await self._write(pod, course, status.ended(pod, machine, now=self._now()))
             return None
         since = care.killed_at or self._now()
-        care.cut = Cut(reason=PodReason.FAILED, message=care.killed, since=since)
+        care.cut = Cut(reason=PodReason.FAILED, message=care.killed, since=since, grace_s=care.killed_grace_s)
         return await self.cut(pod, course, care.cut)
 
     def deadline(self, pod: Obj, course: Course) -> float | None:
@@ -148,7 +151,8 @@ class Runs:
     async def cut(self, pod: Obj, course: Course, cut: Cut) -> Again | None:
         """End the Pod's work within its grace, and say so once the machine's end is accepted."""
         if not course.let_go:
-            return self.end_gently(pod, course, since=cut.since, grace_s=restarts.grace_s(pod))
+            grace_s = restarts.grace_s(pod) if cut.grace_s is None else cut.grace_s
+            return self.end_gently(pod, course, since=cut.since, grace_s=grace_s)
         wanted = status.cut_off(
             pod, self.machine(course), reason=cut.reason, message=cut.message, now=self._now()
         )

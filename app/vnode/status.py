@@ -16,12 +16,18 @@ from app.api.reasons import PodEvent, PodMessage, PodReason, claim_deleted_messa
 from app.kube.client import Obj
 from app.kube.patches import POD_STATUS_KEYS, condition, diff, pod_status, timestamp, whole_list
 from app.provisioning.model import View
+from app.vnode.containers import (
+    LOST_CODE,
+    LOST_REASON,
+    code_of,
+    container_statuses,
+    own_end_state,
+    terminated_state,
+)
 from app.vnode.probes import HEALTHY, Health
-from app.vnode.restarts import BY_ITSELF, between_runs, last_state
+from app.vnode.restarts import BY_ITSELF
 from providers.base import End, EndReason, Machine, MachineState
 
-LOST_CODE = 137
-LOST_REASON = "ContainerStatusUnknown"  # what a kubelet says when it cannot tell how a container ended
 DISRUPTED = "DisruptionTarget"  # Jobs may be told not to count such an end
 CRASH_LOOP = "CrashLoopBackOff"
 PULL_PROBLEM = "ErrImagePull"
@@ -138,7 +144,7 @@ def running(pod: Obj, machine: Machine, *, health: Health = HEALTHY, now: dateti
         reason=PodReason.RUNNING,
         message=PodMessage.RUNNING,
         now=now,
-        containers=_containers(pod, state=state, up=True, health=health, machine=machine),
+        containers=container_statuses(pod, state=state, up=True, health=health, machine=machine),
         conditions={
             "PodReadyToStartContainers": ("True", ""),
             "Initialized": ("True", ""),
@@ -183,9 +189,9 @@ def between(pod: Obj, machine: Machine, end: End, *, wait_s: float, another: boo
 
     ``another``: the last run that the status tells of is not this one, and was followed by it.
     """
-    terminated = _own_end(machine, end, now=now)
+    terminated = own_end_state(machine, end, now=now)
     back_off = {"reason": CRASH_LOOP, "message": f"back-off {wait_s:g}s restarting failed container"}
-    containers = _containers(pod, state=lambda before: terminated(before), machine=machine, another=another)
+    containers = container_statuses(pod, state=terminated, machine=machine, another=another)
     if wait_s > 0:
         for container in containers:
             container["lastState"], container["state"] = container["state"], {"waiting": back_off}
@@ -213,7 +219,7 @@ def cut_off(pod: Obj, machine: Machine | None, *, reason: PodReason, message: st
     """We ended it before its work was done: past its deadline, or found dead by a probe."""
     if machine is None and not has_started(pod):
         return _never_ran(pod, reason, message, now=now)
-    code, at = _code_of(machine)
+    code, at = code_of(machine)
     return _failed(pod, reason, message, now=now, machine=machine, code=code or None, at=at)
 
 
@@ -229,7 +235,7 @@ def unanswered(pod: Obj, *, message: str, now: datetime) -> Wanted:
 
 def claim_deleted(pod: Obj, machine: Machine | None, *, claim: str, now: datetime) -> Wanted:
     """Somebody has deleted its claim: as an eviction, by a person and not by the cloud."""
-    code, at = _code_of(machine)
+    code, at = code_of(machine)
     if (
         machine is not None
         and machine.end is not None
@@ -254,7 +260,7 @@ def terminated(pod: Obj, machine: Machine | None, *, stopped: bool = False, now:
 
     ``stopped``: the workload was asked to stop, so that a code is its own answer to that, as on a node.
     """
-    code, at = _code_of(machine)
+    code, at = code_of(machine)
     if machine is not None and machine.end is not None and code is not None:
         if machine.end.reason in BY_ITSELF:
             return ended(pod, machine, now=now)
@@ -265,8 +271,12 @@ def terminated(pod: Obj, machine: Machine | None, *, stopped: bool = False, now:
     )
 
 
-def patch(pod: Obj, wanted: Wanted) -> Obj | None:
-    """The strategic merge patch that brings ``wanted`` about for exactly this Pod; None: it is so already."""
+def patch(pod: Obj, wanted: Wanted, *, host_ip: str | None = None) -> Obj | None:
+    """The strategic merge patch that brings ``wanted`` about for exactly this Pod; None: it is so already.
+
+    ``host_ip``: the node's address, None while it has none. It travels with a write that is due, and is never
+    worth one: it changes with every leader, and would then cost a write for each running Pod.
+    """
     if is_over(pod):
         return None  # the first terminal reason stays
     current = _status(pod)
@@ -277,6 +287,11 @@ def patch(pod: Obj, wanted: Wanted) -> Obj | None:
     annotations = {key: value for key, value in wanted.annotations.items() if held.get(key) != value}
     if not status and not annotations:
         return None
+    if (address := _literal_ip(host_ip)) and current.get("hostIP") != address:
+        status["hostIP"] = address
+        status["hostIPs"] = [{"ip": address}]
+        if current.get("hostIPs"):
+            status["hostIPs"] = whole_list(status["hostIPs"])
     version = pod["metadata"]["resourceVersion"] if wanted.final else None
     return pod_status(
         pod["metadata"]["uid"], status, annotations=annotations or None, resource_version=version
@@ -296,7 +311,7 @@ def _pending(
         reason=reason,
         message=message,
         now=now,
-        containers=_containers(pod, state=lambda _: state),
+        containers=container_statuses(pod, state=lambda _: state),
         conditions=_not_ready(pod, "ContainersNotReady"),
     )
     return Wanted(reason=reason, message=message, status=status)
@@ -306,14 +321,14 @@ def _exited(pod: Obj, machine: Machine | None, end: End, code: int, *, now: date
     if code != 0:
         message = _told(f"the workload ended with exit code {code}", end)
         return _failed(pod, PodReason.FAILED, message, now=now, machine=machine, code=code, at=end.at)
-    state = _terminated(machine, code=0, reason="Completed", message=end.message, at=end.at or now)
+    state = terminated_state(machine, code=0, reason="Completed", message=end.message, at=end.at or now)
     status = _of(
         pod,
         phase="Succeeded",
         reason=None,
         message="",
         now=now,
-        containers=_containers(pod, state=state, machine=machine),
+        containers=container_statuses(pod, state=state, machine=machine),
         conditions=_not_ready(pod, "PodCompleted"),
     )
     return Wanted(reason=None, message="", status=status, annotations=_id_of(machine), final=True)
@@ -332,7 +347,7 @@ def _failed(
 ) -> Wanted:
     message = str(message)
     known = code is not None
-    state = _terminated(
+    state = terminated_state(
         machine,
         code=code if code is not None else LOST_CODE,
         reason="Error" if known else LOST_REASON,
@@ -348,7 +363,7 @@ def _failed(
         reason=reason,
         message=message,
         now=now,
-        containers=_containers(pod, state=state, machine=machine),
+        containers=container_statuses(pod, state=state, machine=machine),
         conditions=conditions,
     )
     return Wanted(reason=reason, message=message, status=status, annotations=_id_of(machine), final=True)
@@ -373,7 +388,7 @@ def _never_ran(
         reason=reason,
         message=message,
         now=now,
-        containers=_containers(pod, state=lambda _: state),
+        containers=container_statuses(pod, state=lambda _: state),
         conditions=conditions,
     )
     return Wanted(reason=reason, message=message, status=status, final=True)
@@ -448,79 +463,6 @@ def _gates(pod: Obj) -> _Condition:
         elif held[gate] != "True":
             missing.append(f'the status of pod readiness gate "{gate}" is not "True", but {held[gate]}')
     return ("False", "ReadinessGatesNotReady", ", ".join(missing)) if missing else ("True", "")
-
-
-def _containers(
-    pod: Obj,
-    *,
-    state: Any,
-    up: bool = False,
-    health: Health = HEALTHY,
-    machine: Machine | None = None,
-    another: bool = False,
-) -> list[Obj]:
-    """One status for each container of the spec: all mirror the one machine. ``state`` gets the old state.
-
-    ``image`` is what runs: one that is edited in later changes nothing on a machine that is rented already. A
-    restart is counted when a run follows one whose end the status tells: seen up, or over (``another``).
-    """
-    held = {each["name"]: each for each in _status(pod).get("containerStatuses") or ()}
-    statuses = []
-    for container in sorted(pod["spec"]["containers"], key=lambda each: str(each["name"])):
-        name = container["name"]
-        before = held.get(name, {})
-        again = between_runs(before) and (up or another)
-        status: Obj = {
-            "name": name,
-            "state": state(before.get("state") or {}),
-            "lastState": last_state(before) if again else before.get("lastState") or {},
-            "ready": up and health.ready,
-            "started": up and health.started,
-            "restartCount": before.get("restartCount", 0) + (1 if again else 0),
-            "image": (before.get("containerID") and before.get("image")) or container.get("image", ""),
-            "imageID": before.get("imageID", ""),
-        }
-        id_ = _container_id(machine) if machine else before.get("containerID")
-        if id_:
-            status["containerID"] = id_
-        statuses.append(status)
-    return statuses
-
-
-def _own_end(machine: Machine, end: End, *, now: datetime) -> Any:
-    """The terminated state of a run that ended by itself, or was cut off by a probe."""
-    known = end.exit_code is not None
-    code = LOST_CODE if end.exit_code is None else end.exit_code
-    reason = LOST_REASON if not known else "Completed" if code == 0 else "Error"
-    return _terminated(machine, code=code, reason=reason, message=end.message, at=end.at or now)
-
-
-def _code_of(machine: Machine | None) -> tuple[int | None, datetime | None]:
-    """Code and time of the machine's end, as far as the cloud tells."""
-    end = machine.end if machine is not None else None
-    return (None, None) if end is None else (end.exit_code, end.at)
-
-
-def _terminated(machine: Machine | None, *, code: int, reason: str, message: str, at: datetime) -> Any:
-    finished = timestamp(at)
-
-    def state(before: Obj) -> Obj:
-        told = timestamp(machine.started_at) if machine is not None and machine.started_at else None
-        started = told or before.get("running", {}).get("startedAt")
-        ended: Obj = {"exitCode": code, "reason": reason, "finishedAt": finished}
-        if message:
-            ended["message"] = str(message)
-        if started:
-            ended["startedAt"] = started
-        if machine is not None:
-            ended["containerID"] = _container_id(machine)
-        return {"terminated": ended}
-
-    return state
-
-
-def _container_id(machine: Machine) -> str:
-    return f"{machine.ref.provider}://{machine.ref.resource_id}"
 
 
 def _id_of(machine: Machine | None) -> dict[str, str]:

@@ -49,6 +49,8 @@ class Probe:
     timeout_s: float = 1.0
     successes: int = 1
     failures: int = 3
+    grace_s: float | None = None
+    """How long a workload that it finds dead may take to stop; None: as long as its Pod says."""
 
 
 def probes(container: Mapping[str, Any]) -> tuple[Probe, ...]:
@@ -58,6 +60,7 @@ def probes(container: Mapping[str, Any]) -> tuple[Probe, ...]:
         spec = container.get(kind.field)
         if not spec:
             continue
+        grace_s = spec.get("terminationGracePeriodSeconds")
         found.append(
             Probe(
                 kind=kind,
@@ -67,6 +70,7 @@ def probes(container: Mapping[str, Any]) -> tuple[Probe, ...]:
                 timeout_s=float(spec.get("timeoutSeconds") or 1),
                 successes=int(spec.get("successThreshold") or 1),
                 failures=int(spec.get("failureThreshold") or 3),
+                grace_s=None if grace_s is None else float(grace_s),
             )
         )
     return tuple(found)
@@ -79,11 +83,6 @@ def refusals(container: Mapping[str, Any], field: str) -> Iterator[tuple[str, st
         if not spec:
             continue
         path = f"{field}.{kind.field}"
-        if spec.get("terminationGracePeriodSeconds") is not None:
-            yield (
-                f"{path}.terminationGracePeriodSeconds",
-                "is not supported by this version of Nebula: the Pod's own grace counts; remove it",
-            )
         if "exec" in spec:
             yield (
                 f"{path}.exec",

@@ -335,3 +335,57 @@ async def _edit_image(world: World, pod: Obj, image: str) -> None:
     path = paths.pod(world.namespace, pod["metadata"]["name"])
     body = {"spec": {"containers": [{"name": "workload", "image": image}]}}
     await world.kube.patch(path, body, kind="strategic")
+
+
+QUOTING = f"bad env TOKEN={PASSWORD}"
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["same-process", "after-a-restart"])
+async def test_what_a_cloud_says_later_is_shown_without_what_came_from_a_secret(
+    world: World, restarted: bool
+) -> None:
+    await a_secret(world, "app", token=PASSWORD)
+    env = [{"name": "TOKEN", "valueFrom": from_secret("app", "token")}]
+    async with world.running():
+        pod = await world.pod(**running(env=env))
+        machine = await world.machine_of(pod)
+        if not restarted:
+            await world.cloud.fail(machine, message=QUOTING)
+            failed = await world.until(pod, lambda seen: seen["status"]["phase"] == "Failed")
+    if restarted:
+        await world.cloud.fail(machine, message=QUOTING)
+        async with world.running():
+            failed = await world.until(pod, lambda seen: seen["status"]["phase"] == "Failed")
+
+    assert PASSWORD not in str(failed)
+    assert "bad env TOKEN=[hidden]" in failed["status"]["message"]
+    assert "bad env TOKEN=[hidden]" in state_of(failed)["terminated"]["message"]
+
+
+async def test_words_that_can_be_masked_no_more_are_left_out(world: World) -> None:
+    """The process that rented is gone, and so is the Secret: nobody can tell what the words quote."""
+    secret = await a_secret(world, "app", token=PASSWORD)
+    env = [{"name": "TOKEN", "valueFrom": from_secret("app", "token")}]
+    async with world.running():
+        pod = await world.pod(**running(env=env))
+        machine = await world.machine_of(pod)
+    await world.kube.delete(paths.secret(world.namespace, secret["metadata"]["name"]))
+    await world.cloud.fail(machine, message=QUOTING)
+
+    async with world.running():
+        failed = await world.until(pod, lambda seen: seen["status"]["phase"] == "Failed")
+
+    assert PASSWORD not in str(failed)
+    assert "left out" in failed["status"]["message"]
+
+
+async def test_words_of_a_pod_without_secrets_are_shown_as_they_are(world: World) -> None:
+    async with world.running():
+        pod = await world.pod()
+        machine = await world.machine_of(pod)
+    await world.cloud.fail(machine, message="the host lost its power")
+
+    async with world.running():
+        failed = await world.until(pod, lambda seen: seen["status"]["phase"] == "Failed")
+
+    assert "the host lost its power" in failed["status"]["message"]

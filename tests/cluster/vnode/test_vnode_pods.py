@@ -318,3 +318,22 @@ async def test_a_status_never_lands_on_a_new_pod_of_the_same_name(world: World, 
 def _is_live(world: World, uid: Any) -> bool:
     view = world.provisioning.view(uid)
     return view.state == "live" and view.machine is not None and view.machine.state is MachineState.RUNNING
+
+
+async def test_the_nodes_address_is_on_the_pod_but_no_change_of_it_is_worth_a_write(world: World):
+    async def move_to(address: str) -> None:
+        status = {"addresses": [{"$patch": "replace"}, {"type": "InternalIP", "address": address}]}
+        await world.kube.patch(paths.node_status(world.node), {"status": status}, kind="strategic")
+
+    async with world.running():
+        await world.until_true(lambda: world.kube.find(paths.node(world.node)))
+        await move_to("192.0.2.1")
+        first = await world.until_ready(await world.pod())
+        await move_to("192.0.2.2")
+        second = await world.until_ready(await world.pod())
+        seen = await world.see(first)
+
+    assert first["status"]["hostIPs"] == [{"ip": "192.0.2.1"}]
+    assert second["status"]["hostIP"] == "192.0.2.2"
+    assert seen is not None
+    assert seen["metadata"]["resourceVersion"] == first["metadata"]["resourceVersion"]

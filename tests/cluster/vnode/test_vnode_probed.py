@@ -120,6 +120,23 @@ async def test_a_dead_workload_that_cannot_run_again_ends_its_pod(world: World) 
     assert state_of(failed)["terminated"]["exitCode"] != 0
 
 
+@pytest.mark.parametrize("scenario", [NEVER_AGAIN], ids=["no-restarts"])
+async def test_a_probes_own_grace_counts_for_what_it_finds_dead(world: World) -> None:
+    """The Pod's own would keep a workload that does not stop for an hour."""
+    async with world.running():
+        liveness = HTTP | {"terminationGracePeriodSeconds": 1}
+        pod = await world.pod(
+            **probed(liveness=liveness), restartPolicy="Always", terminationGracePeriodSeconds=3600
+        )
+        machine = await world.machine_of(pod)
+        await world.cloud.set_life(stop_s=3600)
+
+        await world.cloud.set_health(machine, status=500)
+
+        await world.until(pod, lambda seen: seen["status"]["phase"] == "Failed")
+        assert (await world.cloud.machines())[0]["stops"] == 1
+
+
 @serving
 async def test_a_restart_of_ours_takes_no_readiness_back(world: World) -> None:
     async with world.running():

@@ -93,7 +93,7 @@ async def watched() -> AsyncIterator[Watched]:
 
     prober = Prober(
         changed=changed,
-        dead=lambda _uid, message: told.deaths.append(message),
+        dead=lambda _uid, message, _grace_s: told.deaths.append(message),
         failing=lambda _uid, message: told.failures.append(message),
         clock=time.monotonic,
         now=lambda: datetime.now(UTC),

@@ -245,3 +245,15 @@ def test_a_pod_that_we_end_is_never_a_success_unless_its_work_was_done_before() 
 
     assert (cut_off.status["phase"], container(cut_off)["state"]["terminated"]["exitCode"]) == ("Failed", 137)
     assert done.status["phase"] == "Succeeded"
+
+
+def test_the_nodes_address_travels_with_a_write_and_causes_none():
+    pod = a_pod()
+    wanted = status.running(pod, a_machine(), now=NOW)
+
+    written = status.patch(pod, wanted, host_ip="192.0.2.1")
+    assert written is not None
+    assert written["status"]["hostIPs"] == [{"ip": "192.0.2.1"}]
+    so = after(pod, written)
+    assert status.patch(so, status.running(so, a_machine(), now=NOW), host_ip="192.0.2.2") is None
+    assert "hostIP" not in (status.patch(pod, wanted, host_ip="a.name") or {})["status"]
