@@ -68,6 +68,7 @@ class Stock:
     ) -> None:
         self._offerings, self._catalogue, self.configured = offerings, catalogue, configured
         self._names, self._version = _Names(), -1
+        self._sizes: dict[str, tuple[Offering, ...]] = {}
 
     @property
     def known(self) -> bool:
@@ -102,7 +103,7 @@ class Stock:
         """
         if not self.known:
             return None
-        rows = list(self._rows(accelerator))
+        rows = self._sized(accelerator)
         if not rows or any(not asked.exceeding(_amounts(row)) for row in rows):
             return None
         return Amounts(
@@ -112,6 +113,15 @@ class Stock:
             ),
             disk_bytes=max((row.disk_bytes for row in rows if row.disk_bytes is not None), default=None),
         )
+
+    def _sized(self, accelerator: Accelerator | None) -> tuple[Offering, ...]:
+        """All rows of it. Walking through them took a fifth of a review's time, so they are kept."""
+        self._all_names()
+        key = accelerator.key if accelerator else ""
+        rows = self._sizes.get(key)
+        if rows is None:
+            rows = self._sizes[key] = tuple(self._rows(accelerator))
+        return rows
 
     def _rows(self, accelerator: Accelerator | None) -> Iterator[Offering]:
         """All offerings of it, one without sizes among them where a cloud rents more than it lists."""
@@ -127,6 +137,7 @@ class Stock:
     def _all_names(self) -> _Names:
         if self._version != self._offerings.version:
             self._names, self._version = self._collect(), self._offerings.version
+            self._sizes = {}
         return self._names
 
     def _collect(self) -> _Names:

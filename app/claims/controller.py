@@ -35,10 +35,11 @@ from app.settings import Settings
 from providers.base import ClaimUid
 
 log = structlog.get_logger()
-WORKERS = 8
+WORKERS = 32
 LINGER_S = 1.0  # an ending that takes less is not worth a write: the objects go anyway
-# How many list rounds at the busy pace a fresh machine has to be seen before Bound is written without it.
-ROUNDS_FOR_SIGHT = 2.5
+BACKLOG_S, LINGER_MAX_S = 0.05, 30.0  # more for each claim that ends at the same time: they only take longer
+# How long Bound waits for two whole lists that began after the create: what they show is in the same write.
+SIGHT_MAX_S = 15.0
 
 _BY_POD = "claims: pod uid"
 _BY_OWNER = "claims: owner uid"
@@ -69,6 +70,7 @@ class Claims:
         self._provisioning, self._settings, self._events = provisioning, settings, events
         self._clock, self._now = clock, now
         self._running = False
+        self._ending: set[str] = set()  # claims that will be gone soon
         self._queue: WorkQueue[str] = WorkQueue(
             base_delay_s=settings.backoff_base_s, max_delay_s=settings.backoff_max_s
         )
@@ -140,6 +142,7 @@ class Claims:
         """The object is no more. Whatever machine it may have left, provisioning finds by its rows."""
         uid = claim["metadata"]["uid"]
         track = self._tracks.drop(uid)
+        self._ending.discard(uid)
         if track is not None and track.finding is not None:
             metrics.KEPT.labels(claim["spec"]["provider"]).dec()
         self._provisioning.forget(ClaimUid(uid))
@@ -201,6 +204,8 @@ class Claims:
         if leaving(claim) or (finished and view.state != "ended"):
             self._releases.add(spec.uid, spec.key)
         ending = leaving(claim) or finished or (pod is not None and leaving(pod))
+        if ending and not finished:  # finished ones stay, and hold nobody up
+            self._ending.add(spec.uid)
         track.leaving_since = self._since(track.leaving_since, ending or view.state in ("ending", "ended"))
         track.over_since = self._since(track.over_since, machine_over(view))
         lasting = self._lasts(track.leaving_since, waits)
@@ -255,11 +260,16 @@ class Claims:
             return False  # it goes before anybody has seen it
         if view.machine is not None or not committed(view):
             return True
+        inventory = self._provisioning.inventory
         if track.rented_since is None:
-            track.rented_since = self._clock()
-        left_s = track.rented_since + ROUNDS_FOR_SIGHT * self._settings.list_busy_s - self._clock()
+            track.rented_since = inventory.now()
+        since, busy_s = track.rented_since, self._settings.list_busy_s
+        place = inventory.place((view.ref.provider, view.ref.account), view.ref.region)
+        if place is None or inventory.two_complete(place, first_after=since, later_after=since) is not None:
+            return True
+        left_s = since + max(SIGHT_MAX_S, 2.5 * busy_s) - inventory.now()
         if left_s > 0:
-            waits.append(left_s)
+            waits.append(min(left_s, busy_s))
         return left_s <= 0
 
     def _since(self, before: float | None, now: bool) -> float | None:
@@ -270,7 +280,8 @@ class Claims:
         """Whether an ending has lasted so long that people should see it."""
         if since is None:
             return False
-        left_s = since + LINGER_S - self._clock()
+        linger_s = min(LINGER_MAX_S, LINGER_S + BACKLOG_S * len(self._ending))
+        left_s = since + linger_s - self._clock()
         if left_s > 0:
             waits.append(left_s)
         return left_s <= 0

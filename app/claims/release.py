@@ -28,7 +28,7 @@ from app.settings import Settings
 from providers.base import ClaimUid
 
 log = structlog.get_logger()
-WORKERS = 8  # of one account: its call budget is what really limits them
+WORKERS = 32  # of one account: its call budget is what really limits them
 AccountKey = tuple[str, str]
 
 

@@ -58,7 +58,7 @@ from catalog.offerings import Offerings
 
 log = structlog.get_logger()
 
-WORKERS = 8
+WORKERS = 32  # so many share one look at the desk; with 8, placing was the slowest stage of a burst
 _BY_POOL = "placement-pool"
 
 

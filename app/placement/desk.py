@@ -12,6 +12,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Generic, Protocol, TypeVar
@@ -32,6 +33,7 @@ from providers.base import Tier
 log = structlog.get_logger()
 
 BATCH = 100
+CHANGES_S = 0.2  # what claims took and gave back is gathered so long: else each Pod's end is a transaction
 HISTORY_EVERY_S = 1.0
 T = TypeVar("T")
 
@@ -105,7 +107,7 @@ class Desk:
         self._waiting: list[_Look[Any]] = []
         self._changes = _Changes()
         self._history, self._read_at = History(), -math.inf
-        self._filled = asyncio.Event()
+        self._filled, self._asked = asyncio.Event(), asyncio.Event()
 
     def claims_are(self, rows: Iterable[Reservation]) -> None:
         """These are all claims that there are: nothing stays taken for any other."""
@@ -135,6 +137,7 @@ class Desk:
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Look(judge, answer, pool))
         self._filled.set()
+        self._asked.set()
         return await answer
 
     async def live_blocks(self) -> Seen:
@@ -152,6 +155,11 @@ class Desk:
         try:
             while True:
                 await self._filled.wait()
+                if not self._waiting:  # only changes: nobody waits for them but the next look
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(CHANGES_S):
+                            await self._asked.wait()
+                self._asked.clear()
                 batch, self._waiting = self._waiting[:BATCH], self._waiting[BATCH:]
                 if not self._waiting:
                     self._filled.clear()

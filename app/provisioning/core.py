@@ -22,13 +22,14 @@ from app.provisioning.lives import Life
 from app.provisioning.model import ClaimSpec, Leadership, LiveClaim
 from app.settings import Settings
 from app.store import rentals, seen
-from app.store.engine import StoreUnavailable, begin
+from app.store.engine import StoreUnavailable, begin, single
 from app.store.installation import hold
 from app.store.rentals import Rows, RunFacts
 from catalog.offerings import Offerings
 from providers.base import (
     ClaimUid,
     Machine,
+    MachineState,
     Meter,
     Offering,
     ProviderError,
@@ -41,6 +42,7 @@ from providers.base import (
 )
 
 log = structlog.get_logger()
+SEQUENCES = 32
 
 
 @dataclass(slots=True)
@@ -62,6 +64,7 @@ class Core:
     listeners: list[Callable[[ClaimUid], None]] = field(default_factory=list)
     facts: asyncio.Queue[dict[str, Any]] = field(default_factory=asyncio.Queue)
     written: set[tuple[ClaimUid, int]] = field(default_factory=set)  # attempts that are known to have a row
+    sequences: list[int] = field(default_factory=list)  # drawn and not given out yet, rising
     # The cloud's own ids of the accounts that open runs are in; None until the store has told.
     recorded_accounts: dict[AccountKey, frozenset[str]] | None = None
 
@@ -98,7 +101,7 @@ class Core:
         Raises:
             StoreUnavailable: also where the store has become another installation's.
         """
-        async with begin(self.engine) as conn:
+        async with single(self.engine) as conn:
             rows = await rentals.load(conn, claim.uid, provider=claim.provider, account=claim.account)
         if rows.installation != self.installation:
             raise StoreUnavailable(
@@ -142,7 +145,7 @@ class Core:
             seen=True,
             provider_created_at=machine.created_at,
         )
-        async with begin(self.engine) as conn:
+        async with single(self.engine) as conn:
             state, main = await rentals.record(conn, claim.columns(), facts, outcome="found", epoch=epoch)
         if main == machine.ref.resource_id:
             life.ref, life.machine, life.identity = machine.ref, machine, machine.identity
@@ -156,6 +159,16 @@ class Core:
         )
         self.notify(claim.uid)
         return main == machine.ref.resource_id
+
+    async def next_sequence(self, *, above: int) -> int:
+        """A sequence number above ``above`` that nobody else gets. Drawn by the dozen: gaps do no harm."""
+        usable = [number for number in self.sequences if number > above]
+        if not usable:
+            async with single(self.engine) as conn:
+                usable = await rentals.next_sequences(conn, above=above, count=SEQUENCES)
+            self.sequences = sorted({*self.sequences, *usable})  # another caller may have drawn meanwhile
+        self.sequences = [number for number in self.sequences if number > usable[0]]
+        return usable[0]
 
     def recorded_account(self, key: AccountKey) -> str | None:
         """For the inventory: the account that an answer must come from; "" when nothing is recorded.
@@ -207,7 +220,7 @@ class Core:
         """
         if life.recalled:
             return True
-        async with begin(self.engine) as conn:
+        async with single(self.engine) as conn:
             rows = await seen.of_claim(conn, life.claim.uid)
         for row in rows:
             ref = Ref(
@@ -282,6 +295,40 @@ class Core:
     async def _hold(self, conn: AsyncConnection, sequence: int, shown_by: str) -> None:
         await hold(conn, f"{shown_by} carries attempt {sequence}, which has no row")
         log.error("the store has lost rows: sweeps are held", sequence=sequence, shown_by=shown_by)
+
+
+def run_facts(ref: Ref, machine: Machine | None, *, gone: bool) -> dict[str, object]:
+    """What a list or a get shows of a recorded machine, as `app.store.rentals.observe` takes it."""
+    end = machine.end if machine else None
+    state = machine.state if machine else None
+    return _NOTHING | {
+        **_key(ref),
+        "seen": True,
+        "running": state is MachineState.RUNNING,
+        "again": state is MachineState.RUNNING and end is None and not gone,
+        "exited": end is not None or state in (MachineState.EXITED, MachineState.GONE),
+        "gone": gone,
+        "provider_created_at": machine.created_at if machine else None,
+        "provider_started_at": machine.started_at if machine else None,
+        "provider_ended_at": end.at if end else None,
+        "end_reason": end.reason.value if end else None,
+        "exit_code": end.exit_code if end else None,
+    }
+
+
+def terminate_fact(ref: Ref) -> dict[str, object]:
+    """The cloud has taken a terminate, the first time counts; as `app.store.rentals.observe` takes it."""
+    return _NOTHING | {**_key(ref), "asked": True}
+
+
+_NOTHING: dict[str, object] = dict.fromkeys(("seen", "asked", "running", "again", "exited", "gone"), False)
+_NOTHING |= dict.fromkeys(
+    ("provider_created_at", "provider_started_at", "provider_ended_at", "end_reason", "exit_code")
+)
+
+
+def _key(ref: Ref) -> dict[str, object]:
+    return {"provider": ref.provider, "account": ref.account, "resource_id": ref.resource_id}
 
 
 def meters_json(meters: tuple[Meter, ...]) -> list[dict[str, str | None]]:

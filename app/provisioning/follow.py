@@ -14,11 +14,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.inventory.accounts import Account
 from app.inventory.rounds import Judged, Known, Place
-from app.provisioning.core import Core
+from app.provisioning.core import Core, run_facts
 from app.provisioning.lives import Life, claim_from_columns
 from app.provisioning.model import ClaimPort, ClaimSpec, ClaimUnreadable, Release, Released
 from app.store import rentals, seen
-from app.store.engine import StoreUnavailable, begin
+from app.store.engine import StoreUnavailable, begin, single
 from app.store.installation import held
 from app.store.rentals import Recorded
 from providers.base import ClaimUid, Machine, MachineState, ProviderError, Ref, ResourceId, Tier
@@ -70,7 +70,8 @@ class Follower:
         life.machine = known.machine
         if known.machine.state is not MachineState.QUEUED:
             life.reserved = True
-        if known.machine.state in (MachineState.RUNNING, MachineState.EXITED, MachineState.GONE):
+        settled = (MachineState.RUNNING, MachineState.EXITED, MachineState.GONE)
+        if life.state != "ending" and known.machine.state in settled:  # a release needs two more lists
             self._core.inventory.settle(life.key, life.claim.uid)
         else:
             self._core.inventory.stir(life.key, life.claim.uid)
@@ -84,7 +85,7 @@ class Follower:
             if life.noted.get(machine.ref.resource_id) == facts:
                 return
             life.noted[machine.ref.resource_id] = facts
-        self._core.facts.put_nowait(_row(machine.ref, machine, gone=False))
+        self._core.facts.put_nowait(run_facts(machine.ref, machine, gone=False))
 
     def _queue(self, uid: ClaimUid) -> None:
         if uid not in self._queued:
@@ -157,7 +158,7 @@ class Follower:
 
     async def _met(self, uid: ClaimUid) -> Life | None:
         """What the rows know of a claim that this process has not met; None if they do not know it."""
-        async with begin(self._core.engine) as conn:
+        async with single(self._core.engine) as conn:
             rows = await rentals.recorded(conn, uid=uid)
         return self._restore(rows[0]) if rows else None
 
@@ -231,7 +232,7 @@ class Follower:
     def _gone(self, life: Life, ref: Ref) -> None:
         core = self._core
         known = core.inventory.known(ref)
-        core.facts.put_nowait(_row(ref, known.machine if known else None, gone=True))
+        core.facts.put_nowait(run_facts(ref, known.machine if known else None, gone=True))
         core.inventory.forget(ref)
         log.info("machine gone", resource=ref.resource_id, claim=life.claim.name)
         if ref == life.ref:
@@ -260,7 +261,7 @@ class Follower:
     async def _observe(self, rows: list[dict[str, object]]) -> None:
         """Write them together; one that Postgres refuses must not keep the others from being written."""
         try:
-            async with begin(self._core.engine) as conn:
+            async with single(self._core.engine) as conn:
                 await rentals.observe(conn, rows)
         except DBAPIError as error:
             if len(rows) == 1:
@@ -391,31 +392,16 @@ def _by_place(core: Core, rows: list[seen.Seen]) -> dict[Place, list[Ref]]:
     return places
 
 
-def _row(ref: Ref, machine: Machine | None, *, gone: bool) -> dict[str, object]:
-    end = machine.end if machine else None
-    state = machine.state if machine else None
-    return {
-        "provider": ref.provider,
-        "account": ref.account,
-        "resource_id": ref.resource_id,
-        "running": state is MachineState.RUNNING,
-        "again": state is MachineState.RUNNING and end is None and not gone,
-        "exited": end is not None or state in (MachineState.EXITED, MachineState.GONE),
-        "gone": gone,
-        "provider_created_at": machine.created_at if machine else None,
-        "provider_started_at": machine.started_at if machine else None,
-        "provider_ended_at": end.at if end else None,
-        "end_reason": end.reason.value if end else None,
-        "exit_code": end.exit_code if end else None,
-    }
-
-
 def _merge(waiting: dict[tuple[str, str, str], dict[str, object]], row: dict[str, object]) -> None:
     """One row a machine in a batch: a later fact joins an earlier one, and takes nothing but an end."""
     key = (str(row["provider"]), str(row["account"]), str(row["resource_id"]))
     old = waiting.get(key)
-    if old is not None and row["again"]:
-        row = row | {name: row[name] or old[name] for name in ("provider_created_at", "gone")}
+    if old is not None and not row["seen"]:
+        row = old | {"asked": True}
+    elif old is not None and not old["seen"]:
+        row = row | {"asked": True}
+    elif old is not None and row["again"]:
+        row = row | {name: row[name] or old[name] for name in ("provider_created_at", "gone", "asked")}
     elif old is not None:
         row = {
             name: row[name] or old[name] if name != "exit_code" else _first(row[name], old[name])

@@ -8,9 +8,21 @@ from app.provisioning.model import ClaimSpec, Refused, View
 from providers.base import Accelerator, Accepted, ClaimUid, Machine, Ref, ResourceId, Tier, usd_per_hour
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parted:
+    """When the pass was made, and for how long the oldest attempt had been unknown then."""
+
+    at: float
+    unknown_s: float
+
+
 @dataclass(slots=True)
 class Life:
-    """One claim. Moments are monotonic seconds; ``rented_at`` is None when it was before this process."""
+    """One claim. Moments are monotonic seconds; ``rented_at`` is None when it was before this process.
+
+    ``ending_epoch``: the epoch under which this process has committed ``ending``. ``parted``: the last whole
+    pass of `release` found that the cloud has taken every terminate, and only lists are missing.
+    """
 
     claim: ClaimSpec
     state: str | None = None
@@ -29,6 +41,8 @@ class Life:
     tries: int = 0
     tail_tried: bool = False
     waiting: bool = False
+    ending_epoch: int | None = None
+    parted: "Parted | None" = None
     terminated: dict[ResourceId, float] = field(default_factory=dict)
     noted: dict[ResourceId, tuple[object, ...]] = field(default_factory=dict)
     renting: asyncio.Lock = field(default_factory=asyncio.Lock)

@@ -40,7 +40,7 @@ from app.provisioning.model import (
 from app.provisioning.prepare import offering_of, pins_of
 from app.provisioning.steps import reach
 from app.store import blocks, rentals
-from app.store.engine import StoreUnavailable, begin
+from app.store.engine import StoreUnavailable, begin, single
 from app.store.rentals import AttemptRow, Rows, RunFacts, RunRow
 from providers.base import (
     Accepted,
@@ -261,8 +261,7 @@ class Renter:
         number = rows.attempts[-1].number + 1 if rows.attempts else 1
         marked = call.live.mark.sequence if call.live.mark else 0
         floor = max(core.inventory.highest_sequence, core.highest_mark, marked)
-        async with begin(core.engine) as conn:
-            sequence = await rentals.next_sequence(conn, above=floor)
+        sequence = await core.next_sequence(above=floor)
         identity = Identity(
             installation=core.installation, claim_uid=claim.uid, attempt=number, sequence=sequence
         )
@@ -273,7 +272,7 @@ class Renter:
         await call.account.budget.take(Urgency.RENT)  # before the intent: waiting must not use up its time
         began = core.clock()  # before the insert is sent: send_by is later than began + window for certain
         reach("intent.before")
-        async with begin(core.engine) as conn:
+        async with single(core.engine) as conn:
             send_by = await rentals.intend(
                 conn,
                 claim.columns(),
@@ -290,6 +289,8 @@ class Renter:
         if send_by is None:
             return self._wait(life, Why.RETRY, "the rental changed, or another replica leads")
         core.written.add((claim.uid, sequence))
+        if number == 1 and not marked:  # nothing was ever sent for it, so no earlier round can have shown it
+            life.recalled = True
         attempt = _attempt_of(
             claim, number=number, sequence=sequence, identity=str(identity), ceiling=ceiling, pins=pins
         )
@@ -339,7 +340,7 @@ class Renter:
         """The fence, right before the send and after every wait."""
         core = self._core
         reach("fence.before")
-        async with begin(core.engine) as conn:
+        async with single(core.engine) as conn:
             allowed = await rentals.fence(conn, call.claim.uid, number=attempt.number, epoch=call.epoch)
         reach("fence.after")
         in_time = core.clock() < began + core.settings.send_window_s
@@ -352,7 +353,7 @@ class Renter:
     async def _close(
         self, call: _Call, attempt: Attempt, *, outcome: str, message: str | None = None
     ) -> bool:
-        async with begin(self._core.engine) as conn:
+        async with single(self._core.engine) as conn:
             return await rentals.settle(
                 conn,
                 call.claim.uid,
@@ -408,7 +409,9 @@ class Renter:
         )
         unfit = answer.unfit or _dear(claim, facts.usd_per_hour)
         sent_back: Outcome | None = None
-        async with begin(core.engine) as conn:  # recorded and sent back together, or neither
+        # Recorded and sent back together, or neither.
+        transaction = begin if unfit is not None else single
+        async with transaction(core.engine) as conn:
             state, main = await rentals.record(
                 conn, claim.columns(), facts, outcome="accepted", epoch=call.epoch
             )

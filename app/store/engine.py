@@ -1,9 +1,10 @@
 """The door to Postgres: how a connection is made, and what its failures are called.
 
-Everybody opens transactions with `begin` (or `connect`, for reads) and catches `StoreUnavailable` only: it
-stands for every failure that says nothing about the statement, namely no server, no connection to be had, a
-read-only or full server, a time-out. What remains (a violated constraint, a serialization failure, wrong SQL)
-keeps SQLAlchemy's own class, because the caller or the code must do something about it.
+Everybody opens transactions with `begin` (`single` for one statement, `connect` for reads) and catches
+`StoreUnavailable` only: it stands for every failure that says nothing about the statement, namely no server,
+no connection to be had, a read-only or full server, a time-out. What remains (a violated constraint, a
+serialization failure, wrong SQL) keeps SQLAlchemy's own class, because the caller or the code must do
+something about it.
 
 Times of the store are the database's; durations here are seconds.
 """
@@ -207,6 +208,21 @@ async def begin(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
         yield conn
         with _translated(uncertain=True):
             await conn.commit()
+
+
+@asynccontextmanager
+async def single(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
+    """A connection whose every statement is a transaction of its own: for work that is one statement.
+
+    Begin and commit are round trips of their own: without them a statement costs a third.
+
+    Raises:
+        StoreUnavailable: see there; ``uncertain`` if the connection broke while a statement was on its way.
+    """
+    async with connect(engine) as conn:
+        await conn.execution_options(isolation_level="AUTOCOMMIT")
+        with _translated(uncertain=True):
+            yield conn
 
 
 async def database_now(conn: AsyncConnection) -> datetime:

@@ -75,13 +75,17 @@ async def put(conn: AsyncConnection, rows: Iterable[Reservation]) -> None:
     )
 
 
-_RELEASE = text("delete from reservation where pod_uid = :pod_uid and claim_name = :claim_name")
+_RELEASE = text("""
+    delete from reservation where (pod_uid, claim_name) in (
+        select * from unnest(cast(:uids as text[]), cast(:names as text[])))
+""")
 
 
 async def release(conn: AsyncConnection, keys: Collection[Key]) -> None:
     """Give back what these claims took; one that took nothing is no error."""
     if keys:
-        await conn.execute(_RELEASE, [{"pod_uid": uid, "claim_name": name} for uid, name in sorted(keys)])
+        uids, names = [uid for uid, _ in keys], [name for _, name in keys]
+        await conn.execute(_RELEASE, {"uids": uids, "names": names})
 
 
 _KEEP = text("""

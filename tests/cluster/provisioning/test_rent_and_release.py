@@ -3,8 +3,9 @@
 import asyncio
 
 import pytest
+from sqlalchemy import text
 
-from app.provisioning.model import Over, Rented, Waiting, Why
+from app.provisioning.model import Over, Releasing, Rented, Waiting, Why
 from providers.base import RejectionKind
 from tests.cluster.provisioning.conftest import Bench
 
@@ -199,3 +200,41 @@ async def test_a_machine_dearer_than_the_ceiling_goes_back_and_is_not_bought_aga
         assert await bench.cloud.alive() == []
         run = await bench.row("select * from run")
         assert str(run.usd_per_hour) == "5.00"
+
+
+async def test_while_only_lists_are_missing_a_release_asks_neither_rows_nor_claim(bench: Bench):
+    """It is called again and again meanwhile, and could not answer anything else."""
+    async with bench.running():
+        claim = await bench.claim()
+        await bench.rented(claim)
+        held = await bench.cloud.pause(verb="list")
+        release = await bench.release_once(claim)
+        assert isinstance(release, Releasing)
+        assert release.accepted
+
+        async with bench.engine.begin() as conn:
+            await conn.execute(text("lock table rental in access exclusive mode"))
+            async with asyncio.timeout(5):
+                again = await bench.release_once(claim)
+        await bench.cloud.resume(held)
+        await bench.release(claim)
+
+        assert isinstance(again, Releasing)
+        assert again.accepted
+        assert (await bench.row("select state from rental")).state == "ended"
+
+
+async def test_a_rental_that_the_store_forgets_while_it_ends_is_ended_all_the_same(bench: Bench):
+    async with bench.running():
+        claim = await bench.claim()
+        await bench.rented(claim)
+        held = await bench.cloud.pause(verb="list")
+        await bench.release_once(claim)
+        async with bench.engine.begin() as conn:
+            await conn.execute(text("truncate rental, provision_attempt, run cascade"))
+        await bench.cloud.resume(held)
+
+        await bench.release(claim)
+
+        assert await bench.cloud.alive() == []
+        assert (await bench.row("select state from rental")).state == "ended"
