@@ -11,7 +11,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -29,7 +29,10 @@ def _kubelet(port: int) -> dict[str, str]:
 
 
 class Controller:
-    """Made once, started as often as wanted. ``clouds`` maps provider names to fake clouds' URLs."""
+    """Made once, started as often as wanted. ``clouds`` maps provider names to fake clouds' URLs.
+
+    ``others`` are further entries of ``NEBULA_PROVIDERS``; `providers` is the whole of it.
+    """
 
     def __init__(
         self,
@@ -38,6 +41,7 @@ class Controller:
         kubeconfig: Path,
         database_url: str,
         clouds: Mapping[str, str],
+        others: Sequence[str] = (),
         webhook_url: str | None = None,
         options: Mapping[str, str] | None = None,
     ) -> None:
@@ -50,13 +54,14 @@ class Controller:
         self.health_url = f"http://127.0.0.1:{health}"
         self.kubelet_url = f"https://127.0.0.1:{kubelet}"
         self.webhook_address = f"127.0.0.1:{bind.rpartition(':')[2]}"
+        self.providers = " ".join([*(f"{name}=fake,url={url}" for name, url in clouds.items()), *others])
         self._process: subprocess.Popen[bytes] | None = None
         self._env = {
             **{key: value for key, value in os.environ.items() if not key.startswith("NEBULA_")},
             "NEBULA_PROFILE": "fast",
             "NEBULA_KUBECONFIG": str(kubeconfig),
             "NEBULA_DATABASE_URL": database_url,
-            "NEBULA_PROVIDERS": " ".join(f"{name}=fake,url={url}" for name, url in clouds.items()),
+            "NEBULA_PROVIDERS": self.providers,
             "NEBULA_WEBHOOK_BIND": bind,
             "NEBULA_WEBHOOK_URL": webhook_url or f"https://127.0.0.1:{webhook}",
             "NEBULA_HEALTH_BIND": f"127.0.0.1:{health}",

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hack.demo.endings import crash_loop, job, reclaim
+from hack.demo.renting import runpod
 from hack.demo.reserving import reserve
 from hack.demo.stage import NAMESPACE, SAMPLES, Stage
 
@@ -178,6 +179,7 @@ SCENES: dict[str, Callable[[Stage], None]] = {
     "lowest-price": lowest_price,
     "limit": limit,
     "reserve": reserve,
+    "runpod": runpod,
     "reclaim": reclaim,
     "job": job,
     "crash-loop": crash_loop,

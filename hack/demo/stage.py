@@ -1,4 +1,4 @@
-"""What a scene plays on: a cluster, a Postgres, two fake clouds and a controller, and ways to look at them.
+"""What a scene plays on: a cluster, a Postgres, three simulated clouds and a controller, and looks at them.
 
 Everything is started here and ended here, whatever a scene does. Waits are for conditions, each with a bound.
 """
@@ -28,8 +28,9 @@ from hack.controller import Controller
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = ROOT / "docs" / "samples"
 NAMESPACE = "nebula-demo"
-CLOUDS = ("modal", "aws")
-POOLS = ("gpu", "cheapest", "capped", "patient", "modal-only", "aws-only")
+CLOUDS = {"modal": "fake", "aws": "fake", "runpod": "runpod"}  # by name, the simulator of each
+RUNPOD_KEY = {"RUNPOD_API_KEY": "any"}  # the simulated one asks for none in particular
+POOLS = ("gpu", "cheapest", "capped", "patient", "modal-only", "aws-only", "anywhere")
 
 
 class Unmet(AssertionError):
@@ -43,7 +44,7 @@ class Cloud:
         folder.mkdir(parents=True, exist_ok=True)
         self.name = name
         self._log = folder / "simulator.log"
-        argv = [sys.executable, "-m", "app.cli", "simulate", "fake"]
+        argv = [sys.executable, "-m", "app.cli", "simulate", CLOUDS[name]]
         argv += ["--scenario", str(SAMPLES / "scenarios" / f"{name}.yaml"), "--state", str(folder)]
         self._process = processes.spawn(argv, log=self._log)
         self.url = self._listening()
@@ -138,17 +139,27 @@ class Stage:
 
     def show_nebula(self, *args: str) -> None:
         print(f"$ nebula {' '.join(args)}", flush=True)
+        print(self.nebula(*args), flush=True)
+
+    def nebula(self, *args: str) -> str:
+        """A command of ours, on this stage's database and clouds, and what it says."""
         done = subprocess.run(
             [sys.executable, "-m", "app.cli", *args],
-            env={**os.environ, "NEBULA_DATABASE_URL": self.database},
+            env={
+                **os.environ,
+                "KUBECONFIG": str(self.cluster.kubeconfig),
+                "NEBULA_DATABASE_URL": self.database,
+                "NEBULA_PROVIDERS": self.controller.providers,
+                **RUNPOD_KEY,
+            },
             capture_output=True,
             text=True,
             check=False,
             timeout=60,
         )
-        print((done.stdout or done.stderr).rstrip(), flush=True)
         if done.returncode:
-            raise Unmet(f"nebula {' '.join(args)} ended with {done.returncode}")
+            raise Unmet(f"nebula {' '.join(args)} ended with {done.returncode}: {done.stderr.strip()}")
+        return (done.stdout or done.stderr).rstrip()
 
     def make(self, *objects: dict[str, Any]) -> None:
         """Make objects that stand in no file of ours."""
@@ -245,7 +256,7 @@ def set_up(folder: Path) -> Iterator[Stage]:
         cluster = stack.enter_context(obtain(control_plane=ControlPlane()))
         step("Postgres")
         server = stack.enter_context(DevPostgres(durable=False))
-        step(f"two clouds that cost nothing: {' and '.join(CLOUDS)}")
+        step(f"three clouds that cost nothing: {', '.join(CLOUDS)}")
         clouds = {}
         for name in CLOUDS:
             clouds[name] = Cloud(name, folder / name)
@@ -254,8 +265,10 @@ def set_up(folder: Path) -> Iterator[Stage]:
             folder / "controller",
             kubeconfig=cluster.kubeconfig,
             database_url=server.url,
-            clouds={name: cloud.url for name, cloud in clouds.items()},
+            clouds={name: cloud.url for name, cloud in clouds.items() if CLOUDS[name] == "fake"},
+            others=[f"runpod,url={clouds['runpod'].url},list_every_s=0.2,calls_per_s=50"],
             webhook_url=cluster.webhook_url,
+            options=RUNPOD_KEY,
         )
         stage = Stage(cluster, controller, clouds, server.url)
         step("Nebula's kinds, and its controller")
