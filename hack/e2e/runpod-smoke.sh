@@ -46,7 +46,7 @@ body() { sed '$d'; }
 status() { tail -n 1; }
 
 if [ "${RUNPOD_E2E_CAPACITY_CHECK:-}" = 1 ]; then
-  stock=$(get '/catalog/gpus?include=AVAILABILITY&product=POD' | body |
+  stock=$(get '/catalog/gpus?include=AVAILABILITY&product=POD&cloud=SECURE' | body |
     GPU="$gpu" python3 -c 'import json, os, sys
 print(next((g.get("availability") or "NONE" for g in json.load(sys.stdin)["gpus"] if g["id"] == os.environ["GPU"]), "NONE"))')
   echo "stock of $gpu: $stock"

@@ -75,12 +75,16 @@ class Books:
             "maxCount": {word.lower(): most.get((name, word), 0) for word in WORDS.values()},
         }
         if "AVAILABILITY" in asked.query.get("include", ""):
-            body["availability"] = self._quirks.stock.get(name) or self._stock(name)
+            body["availability"] = self._quirks.stock.get(name) or self._stock(name, asked.query.get("cloud"))
         return body
 
-    def _stock(self, name: str) -> str:
+    def _stock(self, name: str, cloud: str | None) -> str:
         market = self._engine.market
-        pools = [pool for pool, _, _ in market.capacity() if pool[2] == name.lower()]
+        pools = [
+            pool
+            for pool, _, _ in market.capacity()
+            if pool[2] == name.lower() and cloud in (None, WORDS[Tier(pool[1])])
+        ]
         return "HIGH" if any(market.room(pool, 1) for pool in pools) else "NONE"
 
     def datacenters(self, _asked: Asked) -> Answer:

@@ -94,13 +94,17 @@ class World:
         ``webhook``: another address to listen on, while the configurations still name the common one.
         ``cloud`` and ``url``: another cloud, or way to the database, than the others'.
         """
+        cloud = cloud or self.cloud
+        other = f"{PROVIDER}={cloud.simulator},url={cloud.url},list_every_s=0.2,calls_per_s=100"
         made = Controller(
             self.folder / name,
             kubeconfig=self.cluster.kubeconfig,
             database_url=url or self.postgres.url_of(self.database),
-            clouds={PROVIDER: (cloud or self.cloud).url},
+            clouds={PROVIDER: cloud.url} if cloud.simulator == "fake" else {},
+            others=[other] if cloud.simulator != "fake" else [],
             options={
                 **options,
+                "RUNPOD_API_KEY": "any",
                 "NEBULA_NAMESPACE": self.system,
                 "NEBULA_IDENTITY": name,
                 "NEBULA_WEBHOOK_BIND": webhook or self.webhook,

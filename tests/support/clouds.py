@@ -45,6 +45,7 @@ class FakeCloud:
     def __init__(self, folder: Path, *, scenario: Mapping[str, Any] | Path, simulator: str = "fake") -> None:
         """``folder`` keeps scenario, log and state; ``simulator`` is the folder under ``providers/``."""
         folder.mkdir(parents=True, exist_ok=True)
+        self.simulator = simulator
         self.log = folder / f"{simulator}.log"
         self.url = ""
         self._state = folder / "state"

@@ -1,0 +1,64 @@
+"""The same kills over RunPod's own protocol: creates are never idempotent there, and lists lag."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from tests.chaos.test_kill_matrix import _die_twice
+from tests.chaos.world import World
+from tests.support.clouds import FakeCloud
+
+RUNPOD: dict[str, Any] = {
+    "cloud": "runpod",
+    "account": "acct-1",
+    "life": {"boot_s": 0.3, "exit_restarts": True},
+    "lag": {"list_create_s": 1.0, "get_create_s": 1.0, "list_terminate_s": 0.5},
+    "billing": {"states": ["queued", "booting", "running"]},
+    "quirks": {"lifecycle": "observed"},
+    "offers": [{"accelerator": "H100", "counts": [1], "usd_per_hour": {"SECURE": "4.00"}}],
+}
+
+
+@pytest.fixture(scope="module")
+async def the_cloud(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FakeCloud]:
+    folder = tmp_path_factory.mktemp("runpod")
+    async with FakeCloud.running(folder, scenario=RUNPOD, simulator="runpod") as running:
+        yield running
+
+
+@pytest.fixture
+def scenario() -> dict[str, Any]:
+    return RUNPOD
+
+
+@pytest.mark.parametrize(
+    ("renting", "ending"),
+    [
+        ("intent.after", "ending.after"),
+        ("mark.after", "terminate.before"),
+        ("send.after", "terminate.after"),
+        ("record.after", "ended.before"),
+    ],
+)
+async def test_killed_at_a_step_a_pod_on_runpod_gets_one_machine_and_gives_it_back(
+    world: World, renting: str, ending: str
+):
+    await _die_twice(world, renting, ending, pods=["only"])
+    await world.each_attempt_was_sent_once()
+
+
+@pytest.mark.parametrize("fault", ["lost", "status", "garbage", "error_body"])
+async def test_an_answer_that_says_nothing_after_the_effect_makes_no_second_machine(world: World, fault: str):
+    """RunPod has made pods and then answered 500: the pod is found by its identity."""
+    controller = world.controller()
+    await world.start(controller)
+    await world.cloud.add_fault(fault, verb="create", when="after")
+
+    await world.create_pods("only")
+    await world.until_ready("only")
+
+    await world.one_machine_for_each_pod(ever=1)
+    await world.each_attempt_was_sent_once()
+    await world.delete_pods("only")
+    await world.until_nothing_is_left()
