@@ -27,6 +27,7 @@ _CAPABILITIES: dict[str, type] = {
     "a URL for a port": capabilities.Connects,
     "usage of CPU, memory and GPUs": capabilities.ReportsUsage,
     "starts a workload again on its machine": capabilities.Restarts,
+    "tells the exit code where an option asks for it": capabilities.CompletesByOption,
     "pool and Pod options choose the kind of machine": capabilities.Chooses,
     "prepares parts before it rents (private images)": capabilities.Prepares,
     "lists its parts, so that none is left behind": capabilities.HasParts,

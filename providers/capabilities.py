@@ -19,7 +19,7 @@ from decimal import Decimal
 from enum import StrEnum
 from typing import Protocol, runtime_checkable
 
-from providers.base import Meter, MeterKind, Offering, Ref, Rejection, ResourceId, Workload
+from providers.base import Completion, Meter, MeterKind, Offering, Ref, Rejection, ResourceId, Workload
 
 # --- before the intent ---------------------------------------------------------------------------
 
@@ -61,6 +61,15 @@ class Chooses(Protocol):
         They are all of one accelerator, tier and region, in the order of `Provider.offers`. An empty answer
         means that the options leave nothing there.
         """
+        ...
+
+
+@runtime_checkable
+class CompletesByOption(Protocol):
+    """Tells more of some workloads' ends than `Traits.completion` says: of those whose options ask for it."""
+
+    def completion_of(self, workload: Workload) -> Completion:
+        """What will be told of this workload's end. Pure; never less than the trait."""
         ...
 
 

@@ -14,9 +14,9 @@ import structlog
 
 from app.inventory.accounts import Accounts
 from app.placement.request import PlacementRequest
-from catalog.offerings import AccountKey
-from providers.base import Offering, Workload, usd_per_hour
-from providers.capabilities import Chooses
+from catalog.offerings import AccountKey, AccountOffers
+from providers.base import Completion, Offering, Workload, usd_per_hour
+from providers.capabilities import Chooses, CompletesByOption
 
 log = structlog.get_logger()
 
@@ -36,6 +36,10 @@ class Market(Protocol):
         """Those that the request's options allow, the one to rent first."""
         ...
 
+    def completion(self, request: PlacementRequest, offers: AccountOffers) -> Completion:
+        """What the account's cloud can tell of the request's end."""
+        ...
+
 
 class Listed:
     """The prices of the offerings as listed, for want of an adapter."""
@@ -48,6 +52,9 @@ class Listed:
 
     def choose(self, request: PlacementRequest, offerings: Sequence[Offering]) -> tuple[Offering, ...]:
         return tuple(offerings)
+
+    def completion(self, request: PlacementRequest, offers: AccountOffers) -> Completion:
+        return offers.traits.completion
 
 
 LISTED = Listed()
@@ -88,6 +95,13 @@ class Adapters:
         except Exception:
             log.exception("choose raised", provider=account.name)
             return ()
+
+    def completion(self, request: PlacementRequest, offers: AccountOffers) -> Completion:
+        account = self._accounts.get(offers.key)
+        provider: object = account.provider if account else None
+        if request.workload is None or not isinstance(provider, CompletesByOption):
+            return offers.traits.completion
+        return provider.completion_of(_workload(request, offers.provider))
 
 
 def _workload(request: PlacementRequest, provider: str) -> Workload:

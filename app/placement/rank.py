@@ -209,9 +209,10 @@ class _Walk:
         egress = self.pool.egress
         if egress is not None and egress.mode is not EgressMode.OPEN and not traits.enforces_egress:
             return SkipReason.EGRESS_POLICY_UNSUPPORTED, f"it cannot enforce egress {egress.mode}", True
-        if request.restart_policy != "Always" and traits.completion is Completion.NEVER:
+        told = self.market.completion(request, offers)
+        if request.restart_policy != "Always" and told is Completion.NEVER:
             return SkipReason.COMPLETION, _NOT_TOLD, True
-        if request.needs_exit_code and traits.completion is not Completion.CODE:
+        if request.needs_exit_code and told is not Completion.CODE:
             return SkipReason.COMPLETION, _NO_CODE, True
         deadline_s, longest_s = request.active_deadline_s, traits.max_lifetime_s
         if deadline_s is not None and longest_s is not None and deadline_s > longest_s:

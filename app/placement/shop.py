@@ -17,7 +17,17 @@ from app.placement.request import PlacementRequest
 from app.store.blocks import Block
 from catalog.offerings import AccountKey, AccountOffers, OfferingView, in_region
 from catalog.rows import ANY_COUNT
-from providers.base import Accelerator, MeterKind, Offering, PodUid, Provider, Tier, Workload, usd_per_hour
+from providers.base import (
+    Accelerator,
+    Completion,
+    MeterKind,
+    Offering,
+    PodUid,
+    Provider,
+    Tier,
+    Workload,
+    usd_per_hour,
+)
 from providers.capabilities import Chooses
 
 _IMAGE = "any"  # an image is needed to ask for a price, and changes none
@@ -61,6 +71,9 @@ class Shop:
         if not isinstance(provider, Chooses):
             return tuple(offerings)
         return tuple(provider.choose(request.workload, offerings))
+
+    def completion(self, request: PlacementRequest, offers: AccountOffers) -> Completion:
+        return offers.traits.completion
 
     def price_of(self, workload: Workload, offering: Offering) -> Decimal | None:
         """Dollars an hour for the whole machine, by the provider where it is open, else as listed."""

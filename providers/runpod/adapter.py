@@ -6,12 +6,12 @@ What RunPod does not have, and what follows from it:
 * no name of the account: a template of ours, which only this account can show, stands for it (`proof`);
 * no tags: the identity is in the pod's name and in its environment;
 * no end: a container whose process ends is started again, for ever, and no exit code is ever told. So
-  ``completion`` is never, and no Job is placed here;
+  ``completion`` is never, but for a Pod whose option has a shell tell its command's end in the log;
 * no spot machines, since the API that had them is being taken away.
 
 Options of an account: ``url``, ``graphql_url``, ``cloud`` (the default of the Pod's option), ``key_env``,
-``disk_usd_per_gb_month``, ``pull_window_s``, ``calls_per_s``, ``call_burst``, ``list_every_s`` and
-``capacity_texts``.
+``disk_usd_per_gb_month``, ``pull_window_s``, ``calls_per_s``, ``call_burst``, ``list_every_s``,
+``job_every_s`` and ``capacity_texts``.
 """
 
 import asyncio
@@ -59,6 +59,7 @@ from providers.base import (
 from providers.capabilities import (
     Balance,
     Chooses,
+    CompletesByOption,
     Dropped,
     HasBalance,
     HasParts,
@@ -99,7 +100,12 @@ class RunPod:
         self._parts = Parts(
             client, provider=config.name, account=config.account, installation=config.installation
         )
-        self._listing = Listing(client, parts=self._parts, pull_window_s=options.pull_window_s)
+        self._listing = Listing(
+            client,
+            parts=self._parts,
+            pull_window_s=options.pull_window_s,
+            job_every_s=options.job_every_s,
+        )
         written = load().of("runpod").rows
         self._names = {
             row.shape.removeprefix(orders.COMMUNITY): row.accelerator.type
@@ -119,8 +125,9 @@ class RunPod:
             boot_deadline_s=1800.0,  # large images were seen to take 20 minutes
             completion=Completion.NEVER,
             billing=(
-                # When billing begins is not documented: at the create is the dearer reading.
-                BillingRule(kind=MeterKind.GPU, starts=BillsFrom.ACCEPTED, until=BillsUntil.ENDED),
+                # When billing begins is not documented: at the create is the dearer reading. It goes on while
+                # a command has ended and its shell waits, so until we end the pod.
+                BillingRule(kind=MeterKind.GPU, starts=BillsFrom.ACCEPTED, until=BillsUntil.TERMINATE_ASKED),
                 BillingRule(kind=MeterKind.DISK, starts=BillsFrom.ACCEPTED, until=BillsUntil.GONE),
             ),
             options=orders.OPTIONS,
@@ -179,6 +186,9 @@ class RunPod:
         """Hosts of the marketplace where the option says so, else data centres; never one for the other."""
         community = orders.wants_community(workload.options, default=self._options.cloud)
         return [each for each in offerings if each.shape.startswith(orders.COMMUNITY) is community]
+
+    def completion_of(self, workload: Workload) -> Completion:
+        return Completion.CODE if orders.reports(workload) else Completion.NEVER
 
     def quote(self, workload: Workload, offering: Offering) -> tuple[Meter, ...]:
         disk = Meter(
@@ -248,6 +258,7 @@ class RunPod:
                 return None
             pod = parsed(Pod, reply)
             await self._listing.explain([pod])
+            await self._listing.look_at_jobs([pod])
         return self._machine(pod)
 
     async def stop(self, ref: Ref, *, grace_s: int) -> None:
@@ -403,6 +414,7 @@ _factory: ProviderFactory = RunPod
 _provider: type[Provider] = RunPod
 _prepares: type[Prepares] = RunPod
 _chooses: type[Chooses] = RunPod
+_completes: type[CompletesByOption] = RunPod
 _restarts: type[Restarts] = RunPod
 _logs: type[StreamsLogs] = RunPod
 _has_parts: type[HasParts] = RunPod

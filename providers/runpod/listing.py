@@ -5,9 +5,12 @@ answer is our account's (when a pod that was there is missing, or ten minutes af
 is over, and what a host says of a pod that does not come up. What is remembered here only saves requests.
 """
 
+import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
@@ -17,16 +20,17 @@ from providers.base import End, Machine, ProviderError, Round, Unavailable
 from providers.capabilities import Balance
 from providers.runpod.calls import Garbled, parsed, read
 from providers.runpod.client import NoAnswer, NotSent, RunPodClient
-from providers.runpod.logs import system_lines
+from providers.runpod.logs import reported_end, system_lines
 from providers.runpod.machines import end_of, is_over, state_of
 from providers.runpod.parts import Parts
-from providers.runpod.wire import Pod, PodPage
+from providers.runpod.wire import JOB_VARIABLE, Pod, PodPage
 
 _PAGE = 1000
 _PROVE_EVERY_S = 600.0
 _ENDS_A_ROUND = 5
 _ASKS_FOR_AN_END = 3
 _LOOKS_A_ROUND = 2
+_JOBS_A_ROUND = 5
 _LOOK_EVERY_S = 30.0  # at the system log of a pod that does not come up
 _LOOPING = 3  # restarts of a container that are no accident
 _PULL_FAILED = ("error pulling image", "pull access denied", "manifest unknown", "failed to pull")
@@ -52,6 +56,15 @@ class _Life:
     restarts: int = 0
 
 
+@dataclass(slots=True)
+class _Job:
+    """A command that reports its end, since its container's last start."""
+
+    started_at: datetime | None
+    looked_at: float | None
+    end: End | None = None
+
+
 class Listing:
     """Of one account."""
 
@@ -61,10 +74,11 @@ class Listing:
         *,
         parts: Parts,
         pull_window_s: float,
+        job_every_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client, self._parts, self._clock = client, parts, clock
-        self._pull_window_s = pull_window_s
+        self._pull_window_s, self._job_every_s = pull_window_s, job_every_s
         self._look_after_s = min(_LOOK_EVERY_S, pull_window_s / 10)
         self._shown: frozenset[str] = frozenset()
         self._ending: set[str] = set()
@@ -73,13 +87,17 @@ class Listing:
         self._asked: dict[str, int] = {}
         self._boots: dict[str, _Boot] = {}
         self._lives: dict[str, _Life] = {}
+        self._jobs: dict[str, _Job] = {}
 
     def expect_end(self, pod_id: str) -> None:
         """We end it: its absence needs no proof."""
         self._ending.add(pod_id)
 
     def end_of(self, pod: Pod) -> End | None:
-        return (self._ends.get(pod.id) or end_of(pod.status, None)) if is_over(pod) else None
+        if is_over(pod):
+            return self._ends.get(pod.id) or end_of(pod.status, None)
+        job = self._jobs.get(pod.id)
+        return job.end if job is not None and job.started_at == pod.started_at else None
 
     def trouble_of(self, pod: Pod) -> str | None:
         boot, life = self._boots.get(pod.id), self._lives.get(pod.id)
@@ -116,6 +134,7 @@ class Listing:
                     unknown = unknown or "it is not our account's: our template is not shown there"
         calls += await self.explain(pods)
         calls += await self._look_at_boots(pods)
+        calls += await self.look_at_jobs(pods)
         if unknown is None:
             self._remember(pods)
         return Round(
@@ -220,11 +239,32 @@ class Listing:
             boot.said = said[:300]
         return looks
 
+    async def look_at_jobs(self, pods: Iterable[Pod]) -> int:
+        """Read how commands ended, of the pods that report it; how many requests it took."""
+        now = self._clock()
+        due = []
+        for pod in pods:
+            if JOB_VARIABLE not in pod.env or state_of(pod) != "running":
+                continue
+            job = self._jobs.get(pod.id)
+            if job is None or job.started_at != pod.started_at:
+                job = self._jobs[pod.id] = _Job(started_at=pod.started_at, looked_at=None)
+            if job.end is None and (job.looked_at is None or now - job.looked_at >= self._job_every_s):
+                due.append((pod, job))
+        due.sort(key=lambda each: each[1].looked_at or 0.0)
+        await asyncio.gather(*(self._look_at_job(pod, job) for pod, job in due[:_JOBS_A_ROUND]))
+        return len(due[:_JOBS_A_ROUND])
+
+    async def _look_at_job(self, pod: Pod, job: "_Job") -> None:
+        job.looked_at = self._clock()
+        with suppress(ProviderError):  # it is looked at again
+            job.end = await reported_end(self._client, pod.id, since=pod.started_at, identity=pod.identity)
+
     def _remember(self, pods: Sequence[Pod]) -> None:
         """What a whole list showed; whatever it did not show is forgotten."""
         self._shown = frozenset(pod.id for pod in pods)
         self._ending &= self._shown
-        for memory in (self._ends, self._asked, self._boots, self._lives):
+        for memory in (self._ends, self._asked, self._boots, self._lives, self._jobs):
             for pod_id in memory.keys() - self._shown:
                 del memory[pod_id]
         for pod in pods:

@@ -11,9 +11,10 @@ from datetime import datetime
 
 from pydantic import ValidationError
 
-from providers.base import Unavailable
+from providers.base import End, EndReason, Unavailable
 from providers.capabilities import LogChunk
 from providers.runpod.client import NoAnswer, NotSent, Reply, RunPodClient
+from providers.runpod.orders import END_MARK
 from providers.runpod.refusals import failure
 from providers.runpod.wire import LogLine
 
@@ -75,6 +76,33 @@ async def system_lines(client: RunPodClient, pod_id: str) -> list[str]:
         finally:
             await reader.close()
     return found
+
+
+async def reported_end(
+    client: RunPodClient, pod_id: str, *, since: datetime | None, identity: str | None
+) -> End | None:
+    """How the command of a pod ended, as its shell says in the log since its last start; None: not yet.
+
+    A line counts only with the pod's own identity in it, so that a program's output is not taken for it.
+
+    Raises:
+        Unavailable, Throttled: it cannot be read.
+    """
+    query = {"source": "container"}
+    query |= {"tail": str(_SYSTEM_TAIL)} if since is None else {"since": since.isoformat()}
+    end: End | None = None
+    async with aclosing(_lines(client, pod_id, query=query, connect_s=_CONNECT_S)) as lines:
+        reader = _Patient(lines)
+        try:
+            while end is None and (line := await reader.next(within_s=_SILENCE_S / 2)) is not None:
+                words = line.line.split()
+                if len(words) == 3 and words[:2] == [END_MARK, identity] and words[2].isdecimal():
+                    code = int(words[2])
+                    reason = EndReason.FAILED if code else EndReason.COMPLETED
+                    end = End(reason=reason, exit_code=code, at=line.ts)
+        finally:
+            await reader.close()
+    return end
 
 
 async def _lines(

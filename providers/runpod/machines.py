@@ -45,13 +45,15 @@ def state_of(pod: Pod) -> MachineState:
 def machine_of(
     pod: Pod, *, ref: Ref, disk_usd: Decimal, end: End | None, trouble: str | None, image_failed: bool = False
 ) -> Machine:
-    """``end`` is why it is over, if it is. ``image_failed``: its image can plainly not be pulled.
+    """``end`` is why it is over, or its command is. ``image_failed``: its image can plainly not be pulled.
 
     RunPod would try that for ever, and bill for it; so such a pod counts as over, and is still there.
     """
     state = state_of(pod)
     if image_failed and state in (MachineState.QUEUED, MachineState.BOOTING):
         state, end = MachineState.EXITED, End(reason=EndReason.FAILED, message=trouble or "", image=True)
+    if end is not None and state is MachineState.RUNNING:
+        state = MachineState.EXITED  # its command has ended; the pod is there and bills as before
     if pod.status not in _STATES:
         trouble = f"RunPod says {pod.status!r}"
     over = state in (MachineState.EXITED, MachineState.GONE)

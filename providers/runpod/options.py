@@ -20,6 +20,7 @@ _DEFAULTS: Final = {
     "calls_per_s": "1",
     "call_burst": "20",
     "list_every_s": "5",
+    "job_every_s": "15",
     "capacity_texts": "",
 }
 
@@ -37,6 +38,7 @@ class Options:
     calls_per_s: float
     call_burst: int
     list_every_s: float
+    job_every_s: float
     capacity_texts: tuple[str, ...]
 
 
@@ -68,6 +70,7 @@ def checked(config: ProviderConfig) -> Options:
         calls_per_s=_number("calls_per_s", value["calls_per_s"]),
         call_burst=max(1, int(_number("call_burst", value["call_burst"]))),
         list_every_s=_number("list_every_s", value["list_every_s"]),
+        job_every_s=_number("job_every_s", value["job_every_s"]),
         # An option holds no blanks, so a text has + for them.
         capacity_texts=(
             *CAPACITY,

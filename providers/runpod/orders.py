@@ -8,17 +8,21 @@ import orjson
 
 from providers.base import Attempt, EgressMode, Offering, OptionSpec, Workload
 from providers.runpod.client import BODY_BYTES_MAX
-from providers.runpod.wire import DISK_VARIABLE, IDENTITY_VARIABLE
+from providers.runpod.wire import DISK_VARIABLE, IDENTITY_VARIABLE, JOB_VARIABLE
 
 COMMUNITY: Final = "community/"
 """Begins the shape of a card that is rented from the marketplace of hosts; RunPod's own id follows."""
+
+END_MARK: Final = "nebula-exit"
+REPORTER: Final = f'"$@"; code=$?; while :; do echo "{END_MARK} ${IDENTITY_VARIABLE} $code"; sleep 30; done'
+"""Says again and again how it ended: RunPod would start the command anew if its shell ended, too."""
 
 REGION_JOIN: Final = "|"
 REGISTRY_PIN: Final = "registry"
 DISK_GB_DEFAULT = 20
 _GB = 10**9
 _ENV_MAX = 50
-_ENV_OURS = 2
+_ENV_OURS = 3
 _HTTP_PORTS_MAX = 10
 _NAME_BYTES = 80  # of an identity, and of a registry's id
 
@@ -38,6 +42,11 @@ OPTIONS: Final = (
         name="cuda-min",
         meaning="The least CUDA version that the host's driver must have, such as 12.8.",
         pattern=r"[0-9]{1,2}\.[0-9]{1,2}",
+    ),
+    OptionSpec(
+        name="job",
+        meaning="report: the image's /bin/sh runs command and args, and tells their exit code in the log.",
+        pattern=r"report",
     ),
     OptionSpec(
         name="http-ports",
@@ -72,10 +81,12 @@ def impossible(workload: Workload) -> str | None:
             " leave some out, and set enableServiceLinks to false"
         )
     for name in workload.env:
-        if name.upper().startswith("RUNPOD_") or name in (IDENTITY_VARIABLE, DISK_VARIABLE):
+        if name.upper().startswith("RUNPOD_") or name in (IDENTITY_VARIABLE, DISK_VARIABLE, JOB_VARIABLE):
             return f"env {name} is not for workloads on RunPod: use another name"
         if not name or any(sign in name for sign in "=\0"):
             return f"env {name!r} is not a name of a variable"
+    if reports(workload) and not workload.command:
+        return "option job=report needs the container's command: what the image would run is not known"
     http = http_ports(workload)
     if strangers := sorted(http - set(workload.ports)):
         return f"option http-ports names port {strangers[0]}, which is not among the container's ports"
@@ -87,6 +98,11 @@ def impossible(workload: Workload) -> str | None:
             f"env, command and args take {size} bytes, and RunPod takes {BODY_BYTES_MAX}: make them shorter"
         )
     return None
+
+
+def reports(workload: Workload) -> bool:
+    """Whether its exit code is to be told, by a shell that stays when the command has ended."""
+    return workload.options.get("job") == "report"
 
 
 def http_ports(workload: Workload) -> frozenset[int]:
@@ -102,6 +118,8 @@ def order(attempt: Attempt, workload: Workload, *, offering: Offering) -> dict[s
     """The body of the create. The identity is in it twice: people rename pods in the console."""
     disk = disk_gb(workload)
     env = dict(workload.env) | {IDENTITY_VARIABLE: attempt.identity, DISK_VARIABLE: str(disk)}
+    if reports(workload):
+        env[JOB_VARIABLE] = "report"
     gpu: dict[str, Any] = {
         "id": offering.shape.removeprefix(COMMUNITY),
         "count": offering.accelerator.count if offering.accelerator else 1,
@@ -128,6 +146,9 @@ def _container(workload: Workload, *, env: Mapping[str, str]) -> dict[str, Any]:
     body: dict[str, Any] = {"image": workload.image, "env": dict(env)}
     if workload.ports:
         body["ports"] = [f"{port}/{'http' if port in http else 'tcp'}" for port in workload.ports]
+    if reports(workload):
+        body["entrypoint"] = ["/bin/sh", "-c", REPORTER, "nebula", *workload.command, *workload.args]
+        return body
     if workload.command:
         body["entrypoint"] = list(workload.command)
     if workload.args:

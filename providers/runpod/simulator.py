@@ -216,7 +216,7 @@ class _Api:
             ports=tuple(int(port.partition("/")[0]) for port in body.get("ports") or ()),
             labels={name: value for name, value in env.items() if name.startswith("NEBULA_")}
             | {"ports": " ".join(body.get("ports") or ()), "registry": body.get("registry") or ""}
-            | {"disk": str(body.get("disk", 0))},
+            | {"disk": str(body.get("disk", 0)), "stays": env.get("NEBULA_JOB", "")},
             disk_gib=body.get("disk"),
         )
         self._books.check_credit(order, asked.now)
@@ -357,7 +357,7 @@ class _Api:
             and not self._pull_problem(machine, now)
         )
         env = dict.fromkeys(machine.env, "") | machine.labels | self._env.get(machine.id, {})
-        for label in ("ports", "registry", "disk"):
+        for label in ("ports", "registry", "disk", "stays"):
             env.pop(label, None)
         exited = status in ("EXITED", "ERROR", "TERMINATED")
         cost = Decimal(0) if exited and not self._quirks.exited_cost else self._books.cost(machine)

@@ -79,6 +79,10 @@ class Logs:
                 found.append(_Line(at, number, "system", f"start container for {machine.image}: begin"))
                 if not forgotten:
                     found.append(_Line(at, number, "container", f"container started, time {starts}"))
+        if machine.labels.get("stays") and machine.exit_code is not None and not forgotten:
+            identity = machine.labels.get("NEBULA_IDENTITY", "")
+            said = f"nebula-exit {identity} {machine.exit_code}"
+            found.append(_Line(machine.ended_at or now, len(machine.history), "container", said))
         problem = self._problem_of(machine, now)
         if problem and machine.state == "running":
             since = machine.since("running") or now

@@ -17,7 +17,10 @@ IDENTITY_VARIABLE: Final = "NEBULA_IDENTITY"
 DISK_VARIABLE: Final = "NEBULA_DISK_GB"
 """How much disk we asked for: an older server may not show ``disk``."""
 
-_OURS: Final = (IDENTITY_VARIABLE, DISK_VARIABLE)
+JOB_VARIABLE: Final = "NEBULA_JOB"
+"""There where the command's end is told in the log."""
+
+_OURS: Final = (IDENTITY_VARIABLE, DISK_VARIABLE, JOB_VARIABLE)
 
 
 def _exact(value: Any) -> Any:

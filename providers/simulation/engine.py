@@ -246,7 +246,10 @@ class Engine:
 
     def exit(self, machine: Machine, *, now: int, code: int, reason: str | None = None) -> None:
         """The workload ends by itself."""
-        if self.life.exit_restarts and reason is None and machine.state == "running":
+        if machine.labels.get("stays") and reason is None and machine.state == "running":
+            machine.exit_code, machine.ended_at = code, now  # its shell waits
+            self._save(machine)
+        elif self.life.exit_restarts and reason is None and machine.state == "running":
             machine.restarts += 1
             self._happen(machine, "run", now)
             self._save(machine)

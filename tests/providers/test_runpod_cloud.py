@@ -2,6 +2,8 @@
 
 import asyncio
 import hashlib
+import os
+import subprocess
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from decimal import Decimal
@@ -28,6 +30,7 @@ from providers.base import (
     usd_per_hour,
 )
 from providers.capabilities import Dropped, PartKind
+from providers.runpod import orders
 from providers.runpod.adapter import RunPod
 from tests.providers.conftest import Pair, a_workload, an_attempt, opened
 from tests.providers.rows import ROWS, RUNPOD
@@ -658,6 +661,68 @@ async def test_fc_101_a_secret_is_in_the_create_and_nowhere_else(new_pair: NewPa
     (machine,) = await pair.cloud.machines()
     assert machine["env_digests"]["TOKEN"] == hashlib.sha256(b"canary-5f2d").hexdigest()
     assert "canary-5f2d" not in repr(await pair.round()) + repr(accepted) + repr(await got(pair, accepted))
+
+
+JOB = {"command": ("train",), "options": {"job": "report"}}
+
+
+@pytest.mark.parametrize(("code", "reason"), [(0, EndReason.COMPLETED), (3, EndReason.FAILED)])
+async def test_a_command_that_reports_its_end_has_an_exit_code(
+    new_pair: NewPair, code: int, reason: EndReason
+):
+    pair = await new_pair()
+    workload = a_workload(accelerator=A40, **JOB)
+    accepted = await rented(pair, workload, identity="nb-job-1")
+    before = await got(pair, accepted)
+    await _say(pair, accepted, "nebula-exit nb-job-2 9", "nebula-exit nb-job-1", "nebula-exit nb-job-1 x")
+
+    await pair.cloud.exit(accepted.ref.resource_id, code=code)
+    again = await opened(ROW, pair.cloud)  # nothing is remembered by the one that looks
+    machine = await again.get(accepted.ref)
+    await again.close()
+
+    assert (before.state, before.end) == (MachineState.RUNNING, None)
+    assert machine is not None
+    assert machine.state is MachineState.EXITED
+    assert machine.end is not None
+    assert (machine.end.reason, machine.end.exit_code) == (reason, code)
+    assert machine.end.at is not None
+    assert machine.meters == before.meters  # it bills until it is ended
+    assert runpod(pair).completion_of(workload) == "code"
+    assert runpod(pair).completion_of(a_workload()) == "never"
+
+
+async def test_a_restarted_command_is_not_over_by_what_it_said_before(new_pair: NewPair):
+    pair = await new_pair()
+    accepted = await rented(pair, a_workload(accelerator=A40, **JOB))
+    await pair.cloud.exit(accepted.ref.resource_id, code=3)
+    fast = await opened(ROW, pair.cloud, options=ROW.options(pair.cloud) | {"job_every_s": "0.1"})
+    first = await fast.get(accepted.ref)
+
+    assert isinstance(fast, RunPod)
+    assert await fast.restart(accepted.ref)
+    second = await fast.get(accepted.ref)
+    await fast.close()
+
+    assert first is not None
+    assert first.state is MachineState.EXITED
+    assert second is not None
+    assert (second.state, second.end) == (MachineState.RUNNING, None)
+
+
+def test_the_shell_that_reports_runs_the_command_once_and_says_its_code(row: Any):
+    script = orders.REPORTER.replace("sleep 30", "exit")
+    argv = ["/bin/sh", "-c", script, "nebula", "sh", "-c", 'echo $0 "$@"; exit 7', "a b", "c"]
+
+    done = subprocess.run(
+        argv,
+        env={"NEBULA_IDENTITY": "nb-1", "PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.stdout == "a b c\nnebula-exit nb-1 7\n"
 
 
 # --- logs ----------------------------------------------------------------------------------------------

@@ -379,20 +379,21 @@ def test_the_marketplace_is_another_shape():
         ({"egress": Egress(mode=EgressMode.BLOCKED)}, "egress Blocked"),
         ({"image": ""}, "image"),
         ({"working_dir": "/srv"}, "workingDir"),
-        ({"env": {f"V{n}": "" for n in range(49)}}, "env has 49 variables"),
+        ({"env": {f"V{n}": "" for n in range(48)}}, "env has 48 variables"),
         ({"env": {"RUNPOD_API_KEY": "x"}}, "RUNPOD_API_KEY"),
         ({"env": {"A": "x" * 110_000}}, "shorter"),
         ({"args": ("x" * 110_000,)}, "shorter"),
+        ({"options": {"job": "report"}}, "needs the container's command"),
         ({"options": {"http-ports": "81"}, "ports": (80,)}, "port 81"),
     ],
-    ids=["egress", "image", "working-dir", "many", "reserved", "large-env", "large-args", "ports"],
+    ids=["egress", "image", "working-dir", "many", "reserved", "large-env", "large-args", "job", "ports"],
 )
 def test_what_runpod_can_never_run_is_refused_and_named(changes: dict[str, Any], named: str):
     assert named in (orders.impossible(a_workload(**changes)) or "")
 
 
 def test_what_fits_is_not_refused():
-    env = {f"V{n}": "x" for n in range(48)}
+    env = {f"V{n}": "x" for n in range(47)}
     assert orders.impossible(a_workload(env=env, ports=(80,), options={"http-ports": "80"})) is None
 
 
