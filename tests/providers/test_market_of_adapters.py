@@ -10,9 +10,11 @@ import pytest
 from app.inventory.accounts import Account, Accounts
 from app.inventory.identity import new_installation
 from app.placement.market import Adapters
-from app.placement.request import request_of
+from app.placement.request import PlacementRequest, request_of
 from app.settings import load, parse_providers
-from providers.base import Accelerator, Tier
+from catalog.offerings import AccountOffers
+from providers.base import Accelerator, Completion, Tier
+from tests.providers.rows import RUNPOD
 from tests.support.clouds import FakeCloud
 
 SCENARIO: dict[str, Any] = {
@@ -63,3 +65,45 @@ async def test_the_disk_that_a_pod_asks_for_is_part_of_its_price(tmp_path: Path)
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_pods_options_decide_how_it_is_sold_and_what_its_end_tells(tmp_path: Path) -> None:
+    scenario = RUNPOD | {
+        "offers": [{"accelerator": "H100", "counts": [8], "usd_per_hour": {"SECURE": "4", "COMMUNITY": "3"}}]
+    }
+
+    def asking(**options: str) -> PlacementRequest:
+        pod = a_pod(None)
+        pod["metadata"]["annotations"] = {
+            f"cloud.aibrix.ai/runpod-{key}": each for key, each in options.items()
+        }
+        return request_of(pod)
+
+    async with FakeCloud.running(tmp_path, scenario=scenario, simulator="runpod") as cloud:
+        configured = parse_providers(f"runpod,url={cloud.url}")
+        settings = load({"profile": "fast"}, {}).model_copy(update={"providers": configured})
+        accounts = Accounts(settings, new_installation(), credentials=_a_key)
+        opened: asyncio.Queue[Account] = asyncio.Queue()
+        accounts.on_open(opened.put_nowait)
+        running = asyncio.create_task(accounts.run())
+        try:
+            account = await asyncio.wait_for(opened.get(), timeout=20)
+            rows = [row for row in await account.provider.offers() if str(row.accelerator) == "H100:8"]
+            offers = AccountOffers(provider="runpod", account="default", traits=account.traits)
+            market = Adapters(accounts)
+
+            (secure,) = market.choose(asking(), rows)
+            (community,) = market.choose(asking(cloud="COMMUNITY"), rows)
+
+            prices = [market.price(asking(), each) or 0 for each in (secure, community)]
+            assert [price - 20 * Decimal("0.1") / 730 for price in prices] == [32, 24]
+            assert market.completion(asking(), offers) is Completion.NEVER
+            assert market.completion(asking(job="report"), offers) is Completion.CODE
+            assert market.refuses(asking(job="report"), account.key) is not None  # it has no command
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+
+async def _a_key(_entry: object) -> dict[str, str]:
+    return {"RUNPOD_API_KEY": "any"}

@@ -114,7 +114,9 @@ async def world(
                 kubeconfig=cluster.kubeconfig,
                 database_url=url,
                 clouds={},
-                others=[f"runpod,url={cloud.url},list_every_s=0.2,calls_per_s=100,pull_window_s=2"],
+                others=[
+                    f"runpod,url={cloud.url},list_every_s=0.2,calls_per_s=100,pull_window_s=2,job_every_s=0.5"
+                ],
                 webhook_url=cluster.webhook_url,
                 options={"NEBULA_LEASE_DURATION_S": "20", "NEBULA_LEASE_DEADLINE_S": "15"},
             )
@@ -127,7 +129,7 @@ async def world(
 
 
 def _tidy(kubectl: Kubectl, controller: Controller) -> None:
-    kubectl.run("delete", "deployments,pods", "--all", "-n", NAMESPACE, "--force", "--grace-period=0")
+    kubectl.run("delete", "deployments,jobs,pods", "--all", "-n", NAMESPACE, "--force", "--grace-period=0")
     controller.stop()
     for kind, name in (
         ("mutatingwebhookconfiguration", keys.MUTATING_WEBHOOK_CONFIGURATION),
@@ -169,6 +171,19 @@ def a_deployment(name: str, *, image: str = "server:1", **annotations: str) -> d
                 },
             },
         },
+    }
+
+
+def a_job(name: str, **annotations: str) -> dict[str, Any]:
+    template = a_deployment(name, **annotations)["spec"]["template"]
+    (container,) = template["spec"]["containers"]
+    container["command"] = ["train"]
+    del container["readinessProbe"]
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name},
+        "spec": {"template": {**template, "spec": {**template["spec"], "restartPolicy": "Never"}}},
     }
 
 
@@ -228,6 +243,34 @@ async def test_out_of_stock_is_said_and_waited_for_and_no_card_is_blamed_for_lon
     await world.one(_ready, "a Pod is Ready once there is stock again")
     await world.delete("deployment", "waiting")
     await world.nothing_left()
+
+
+async def test_a_job_runs_on_runpod_only_where_its_end_is_reported_and_then_completes(world: World):
+    silent, told = a_job("silent"), a_job("told", **{"cloud.aibrix.ai/runpod-job": "report"})
+    await world.apply(silent)
+    waiting = await world.one(
+        lambda pod: "end could not be seen" in json.dumps(pod["status"]), "the Job waits, and says for what"
+    )
+    assert waiting["spec"]["schedulingGates"]
+    await world.delete("job", "silent")
+    await world.apply(told)
+    await world.one(lambda pod: pod["status"].get("phase") == "Running", "the Job's Pod runs")
+    (machine,) = await world.cloud.alive()
+
+    await world.cloud.exit(machine["id"], code=0)
+
+    async def complete() -> bool:
+        shown = await asyncio.to_thread(world.kubectl, "get", "job", "told", "-n", NAMESPACE, "-o", "json")
+        return json.loads(shown)["status"].get("succeeded") == 1
+
+    await until(complete, within_s=WITHIN_S, what="the Job has succeeded")
+    await until(lambda: _none(world), within_s=WITHIN_S, what="its machine is given back")
+    await world.delete("job", "told")
+    await world.nothing_left()
+
+
+async def _none(world: World) -> bool:
+    return not await world.cloud.alive()
 
 
 @pytest.mark.behaviour(387)
