@@ -33,6 +33,7 @@ from app.kube.errors import Exists, KubeError
 from app.kube.events import Recorder
 from app.kube.lease import Election, Term, TermOver, boot_clock
 from app.kubelet.server import Kubelet
+from app.ledger.duty import Ledger
 from app.mirror.mirror import Mirror
 from app.placement.controller import Placement
 from app.placement.market import Adapters
@@ -425,6 +426,14 @@ class Replica:
             installation=installation,
             clock=boot_clock,
         )
+        ledger = Ledger(
+            engine=engine,
+            accounts=accounts,
+            offerings=offerings,
+            settings=settings,
+            installation=installation,
+            leadership=leadership,
+        )
         async with asyncio.TaskGroup() as duties:
             duties.create_task(self._settle_epoch(term, leadership, engine), name="epoch")
             for cache in (pods, pools, claims, bindings, nodes, namespaces):
@@ -433,6 +442,7 @@ class Replica:
             duties.create_task(provisioning.run(), name="provisioning")
             duties.create_task(self._once_migrated(mirror.run), name="mirror")
             duties.create_task(self._once_migrated(Upkeep(engine).run), name="upkeep")
+            duties.create_task(self._once_migrated(ledger.run), name="ledger")
             duties.create_task(vnodes.run(), name="vnode")
             duties.create_task(claim_keeper.run(), name="claims")
             duties.create_task(self._place(placement, accounts, offerings, nodes), name="placement")

@@ -39,6 +39,9 @@ FAST: dict[str, Any] = {
     "list_busy_s": 0.2,
     "list_rest_s": 1.0,
     "offers_every_s": 1.0,
+    "ledger_every_s": 0.2,
+    "bill_every_s": 1.0,
+    "bill_settle_s": 1.0,
 }
 
 
@@ -207,6 +210,22 @@ class Settings(BaseModel):
     offers_every_s: Seconds = Field(
         300.0, description="How often a cloud is asked what it offers, and at which price."
     )
+    ledger_every_s: Seconds = Field(
+        5.0, description="How often what runs is written into the ledger, and budgets are looked at."
+    )
+    bill_every_s: Seconds = Field(
+        3600.0, description="How often a cloud that tells its bill is asked for it."
+    )
+    bill_settle_s: Seconds = Field(
+        7200.0, description="How long after a machine's end its bill is believed to be whole."
+    )
+    close_after_s: Seconds = Field(
+        259_200.0, description="How long after a month's end it is closed: later news are corrections."
+    )
+    budget_look_ahead_s: Seconds = Field(
+        3600.0, description="A NodePool's budget counts what runs and is promised for so much longer."
+    )
+
     node_lease_s: Seconds = Field(10.0, description="How often a virtual node's Lease is renewed.")
     node_status_s: Seconds = Field(
         300.0, description="How often an unchanged virtual node's status is written."

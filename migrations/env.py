@@ -13,6 +13,7 @@ from sqlalchemy import Connection, delete
 from sqlalchemy.dialects.postgresql import insert
 
 from app.store import engine, revisions
+from app.store import ledger_tables as _ledger_tables  # noqa: F401 (they join the metadata)
 from app.store.tables import Base
 
 LOCK_TIMEOUT_S = 10.0

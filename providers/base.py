@@ -60,11 +60,14 @@ class Meter:
 
 
 def usd_per_hour(meters: Sequence[Meter]) -> Decimal | None:
-    """Dollars an hour for the whole machine; None when any hourly meter is unpriced or there is no meter."""
+    """Dollars an hour for the whole machine; None when any hourly meter is unpriced or there is no meter.
+
+    A price below zero, or one that is no number, is no price.
+    """
     total = Decimal(0)
     hourly = [meter for meter in meters if meter.kind is not MeterKind.BYTES]
     for meter in hourly:
-        if meter.usd is None:
+        if meter.usd is None or not meter.usd.is_finite() or meter.usd < 0:
             return None
         total += meter.quantity * meter.usd
     return total if hourly else None
@@ -89,7 +92,9 @@ class BillsUntil(StrEnum):
 class BillingRule:
     """How a cloud turns a run into billed seconds, for one kind of meter (None: for all without a rule).
 
-    A run is rounded up to whole ``step_s`` and is billed for ``minimum_s`` at least.
+    A run is rounded up to whole ``step_s`` (0: exact) and is billed for ``minimum_s`` at least, at its last
+    price. ``reclaim_free_s``: a spot machine that the cloud takes back within so long of its start costs
+    nothing. ``stopped_times``: how many times its price the meter costs once the workload is over.
     """
 
     kind: MeterKind | None
@@ -97,6 +102,8 @@ class BillingRule:
     until: BillsUntil
     step_s: int = 1
     minimum_s: int = 0
+    reclaim_free_s: int = 0
+    stopped_times: Decimal = Decimal(1)
 
 
 # --- what is asked for ---------------------------------------------------------------------------

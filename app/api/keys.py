@@ -52,6 +52,11 @@ VAST_MACHINE_ID_ANNOTATION: Final = f"{AIBRIX_GROUP}/vast-machine-id"
 VAST_DISK_GB_ANNOTATION: Final = f"{AIBRIX_GROUP}/vast-disk-gb"
 VAST_OFFER_ID_ANNOTATION: Final = f"{AIBRIX_GROUP}/vast-offer-id"
 
+# Annotation of a NodeClaim: who the money is put down to, as the Pod said when it was placed.
+ATTRIBUTION_ANNOTATION: Final = f"{GROUP}/attribution"
+TEAM_LABELS: Final = (f"{GROUP}/team", "team", "app.kubernetes.io/team")
+COST_CENTER_LABELS: Final = (f"{GROUP}/cost-center", "cost-center", "costcenter")
+
 SCHEDULING_GATE: Final = f"{GROUP}/provider-selection"
 TAINT_KEY: Final = PROVIDER_LABEL
 TAINT_EFFECT: Final = "NoSchedule"

@@ -12,6 +12,8 @@ _COMMANDS = {
     "blocks": ("blocks", "group", "Show and clear what placement avoids."),
     "offers": ("offers", "command", "Show what could be rented now, and for how much."),
     "catalog": ("catalog", "group", "Bring price lists up to date from the clouds."),
+    "cost": ("cost", "group", "What was paid: reports, a Pod's receipt, an export, a check."),
+    "burn": ("burn", "command", "What runs now costs an hour."),
     "why": ("why", "command", "Say why a Pod is placed where it is, or not at all."),
     "simulate": ("simulate", "command", "Run a simulated cloud on 127.0.0.1."),
 }

@@ -4,11 +4,12 @@ What an object leaves out is an empty text where the column asks for one. A pric
 unknown, never zero.
 """
 
+import json
 from datetime import datetime
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from app.api.keys import DEFAULT_ACCOUNT
+from app.api.keys import ATTRIBUTION_ANNOTATION, DEFAULT_ACCOUNT
 from app.store.mirrored import BindingRow, ClaimRow
 
 Obj = dict[str, Any]
@@ -34,6 +35,7 @@ def claim_row(obj: Obj, *, gone: bool = False) -> ClaimRow:
         region=_text(spec.get("region")),
         tier=_text(spec.get("capacityType")),
         accelerator=_text(spec.get("accelerator")),
+        **_attribution(metadata),
         phase=_text(status.get("phase")),
         instance_id=_text(status.get("instanceID")) or None,
         resource_version=int(metadata["resourceVersion"]),
@@ -70,6 +72,18 @@ def binding_row(obj: Obj, *, gone: bool = False) -> BindingRow:
         created_at=_time(metadata["creationTimestamp"]),
         gone=gone,
     )
+
+
+def _attribution(metadata: Obj) -> dict[str, Any]:
+    """Who the claim's machine is paid for, as placement wrote it down; nothing where that cannot be read."""
+    text = (metadata.get("annotations") or {}).get(ATTRIBUTION_ANNOTATION)
+    try:
+        said = json.loads(text) if text else {}
+        labels = {str(key): str(value) for key, value in (said.get("labels") or {}).items()}
+        found = {"workload_kind": str(said.get("kind") or ""), "workload_name": str(said.get("name") or "")}
+    except (ValueError, AttributeError):
+        return {}
+    return {**{name: _text(value) for name, value in found.items()}, "labels": _clean(labels)}
 
 
 def _time(text: str) -> datetime:

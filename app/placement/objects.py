@@ -4,6 +4,7 @@ Everything is made from the claim once that exists: a replica that finds a claim
 where the one before it stopped, whatever has changed in pool, prices or blocks meanwhile.
 """
 
+import json
 from datetime import datetime
 from decimal import Decimal
 from typing import Any
@@ -50,10 +51,19 @@ def claim_of(
                 account=candidate.account,
                 installation=installation,
             ),
+            **_attribution(request),
             "finalizers": [keys.CLAIM_FINALIZER],
         },
         "spec": spec.to_json(),
     }
+
+
+def _attribution(request: PlacementRequest) -> Obj:
+    """Who will be paying, frozen with the claim: labels change, and last month's report must not."""
+    if (found := request.attribution) is None:
+        return {}
+    text = json.dumps({"kind": found.kind, "name": found.name, "labels": dict(found.labels)}, sort_keys=True)
+    return {"annotations": {keys.ATTRIBUTION_ANNOTATION: text}}
 
 
 def candidate_on(claim: NodeClaim) -> Candidate:

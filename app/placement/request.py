@@ -13,7 +13,7 @@ from app.api.not_built import annotation_refusals
 from app.placement.constraints import NodeConstraints, Obj, constraints_of
 from app.workload import BadRequest, Unsupported, accelerator_of, build, max_price_of, options_of
 from app.workload.environment import Environment
-from app.workload.owners import controller_of, template_of
+from app.workload.owners import Attribution, attribution_of, controller_of, template_of
 from providers.base import Accelerator, PodUid, Workload
 
 # What tells one revision of an owner's template from the next, where the owner itself lives on.
@@ -47,6 +47,7 @@ class PlacementRequest:
     max_usd_per_hour: Decimal | None = None
     namespace_labels: Mapping[str, str] = field(default_factory=dict)
     workload: Workload | None = field(default=None, repr=False, compare=False)
+    attribution: Attribution | None = field(default=None, compare=False)
 
     def options_for(self, provider: str) -> dict[str, str]:
         """The options of ``<provider>-NAME`` annotations, by NAME."""
@@ -89,6 +90,7 @@ def request_of(pod: Obj, *, namespace_labels: Mapping[str, str] | None = None) -
         max_usd_per_hour=max_usd_per_hour,
         namespace_labels=dict(namespace_labels or {}),
         workload=_workload(pod, accelerator),
+        attribution=attribution_of(pod),
     )
 
 

@@ -313,6 +313,7 @@ def run_facts(ref: Ref, machine: Machine | None, *, gone: bool) -> dict[str, obj
         "provider_ended_at": end.at if end else None,
         "end_reason": end.reason.value if end else None,
         "exit_code": end.exit_code if end else None,
+        "meters": meters_json(machine.meters) if machine else [],
     }
 
 
@@ -325,6 +326,7 @@ _NOTHING: dict[str, object] = dict.fromkeys(("seen", "asked", "running", "again"
 _NOTHING |= dict.fromkeys(
     ("provider_created_at", "provider_started_at", "provider_ended_at", "end_reason", "exit_code")
 )
+_NOTHING["meters"] = []
 
 
 def _key(ref: Ref) -> dict[str, object]:

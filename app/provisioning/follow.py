@@ -80,7 +80,7 @@ class Follower:
     def _note(self, machine: Machine, life: Life | None) -> None:
         """Queue the run's new facts, once for each difference."""
         end = machine.end
-        facts = (machine.state, machine.created_at, machine.started_at, end)
+        facts = (machine.state, machine.created_at, machine.started_at, end, machine.meters)
         if life is not None:
             if life.noted.get(machine.ref.resource_id) == facts:
                 return
@@ -401,7 +401,9 @@ def _merge(waiting: dict[tuple[str, str, str], dict[str, object]], row: dict[str
     elif old is not None and not old["seen"]:
         row = row | {"asked": True}
     elif old is not None and row["again"]:
-        row = row | {name: row[name] or old[name] for name in ("provider_created_at", "gone", "asked")}
+        row = row | {
+            name: row[name] or old[name] for name in ("provider_created_at", "gone", "asked", "meters")
+        }
     elif old is not None:
         row = {
             name: row[name] or old[name] if name != "exit_code" else _first(row[name], old[name])

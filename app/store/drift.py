@@ -10,10 +10,10 @@ from urllib.parse import urlsplit
 
 from sqlalchemy import Connection, text
 
-from app.store import engine, migrate, outputs
+from app.store import engine, migrate, outputs, views
 from app.store.tables import Base
 
-TABLE_MODULES = (outputs,)  # tables that live beside their queries; importing them is what counts
+TABLE_MODULES = (outputs, views)  # tables that live beside their queries; importing them is what counts
 
 _CATALOGUE = text("""
     with relation as (

@@ -77,7 +77,26 @@ async def migrate(
             state = await _read(conn)
         if state.revision is None or not state.usable:
             raise SchemaTooNew(state)
+        if state.verdict is Verdict.CURRENT:  # newer code's views are its own business
+            await _keep_views(conn, wait_s=wait_s, poll_s=poll_s, say=say)
         return state.revision
+
+
+async def _keep_views(
+    conn: AsyncConnection, *, wait_s: float, poll_s: float, say: Callable[[str], None]
+) -> None:
+    """Make the views of this code, unless they are there."""
+    from app.store import views
+
+    current = await conn.run_sync(views.is_current)
+    await conn.rollback()
+    if current:
+        return
+    await _lock(conn, wait_s=wait_s, poll_s=poll_s, say=say)  # ours already, after a migration
+    if not await conn.run_sync(views.is_current):
+        await conn.run_sync(views.install)
+        say(f"views: {views.version()}")
+    await conn.commit()
 
 
 async def check(url: str, *, lock_timeout_s: float = LOCK_TIMEOUT_S) -> State:

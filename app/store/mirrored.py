@@ -5,7 +5,7 @@ difference is written, so that writing everything again after an outage costs no
 An object that is gone keeps its row, with ``gone_at``.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from decimal import Decimal
@@ -38,6 +38,9 @@ class ClaimRow:
     resource_version: int
     created_at: datetime
     deleting_since: datetime | None
+    workload_kind: str = ""
+    workload_name: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
     gone: bool = False
 
 
@@ -109,7 +112,13 @@ def _values(row: ClaimRow | BindingRow) -> dict[str, Any]:
     values = {it.name: getattr(row, it.name) for it in fields(row) if it.name != "gone"}
     if isinstance(row, BindingRow):
         values["conditions"] = list(row.conditions)
+    else:
+        values["labels"] = dict(row.labels)
     return values | {"is_gone": row.gone}
+
+
+# Who pays is what was said at placement: an annotation that somebody edits later moves no money.
+_FIRST_COUNTS = frozenset({"workload_kind", "workload_name", "labels"})
 
 
 def _statement(model: type[Base], row: type[ClaimRow | BindingRow]) -> Any:
@@ -119,13 +128,21 @@ def _statement(model: type[Base], row: type[ClaimRow | BindingRow]) -> Any:
     statement = insert(table).values(gone_at=gone_at)
     new = statement.excluded
     end = case((new.gone_at.is_(None), None), else_=func.coalesce(table.c.gone_at, new.gone_at))
+    compared = [name for name in facts if name not in _FIRST_COUNTS]
     differs = or_(
-        tuple_(*(table.c[name] for name in facts)).is_distinct_from(tuple_(*(new[name] for name in facts))),
+        tuple_(*(table.c[name] for name in compared)).is_distinct_from(
+            tuple_(*(new[name] for name in compared))
+        ),
         table.c.gone_at.is_(None) != new.gone_at.is_(None),
     )
     return statement.on_conflict_do_update(
         index_elements=["uid"],
-        set_={name: new[name] for name in (*facts, "resource_version")}
+        set_={name: new[name] for name in (*compared, "resource_version")}
+        | {
+            name: case((table.c.workload_kind == "", new[name]), else_=table.c[name])
+            for name in facts
+            if name in _FIRST_COUNTS
+        }
         | {"gone_at": end, "mirrored_at": func.clock_timestamp()},
         where=or_(
             table.c.resource_version < new.resource_version,

@@ -511,6 +511,7 @@ _FACTS: Mapping[str, str] = {
     "provider_ended_at": "timestamptz",
     "end_reason": "text",
     "exit_code": "int",
+    "meters": "text",
 }
 # One statement for many machines (it was two for each): the rows arrive as one array a column.
 _OBSERVE = text(f"""
@@ -518,6 +519,16 @@ _OBSERVE = text(f"""
         first_seen_at = coalesce(first_seen_at, case when f.seen then clock_timestamp() end),
         terminate_asked_at = coalesce(terminate_asked_at, case when f.asked then clock_timestamp() end),
         running_at = coalesce(running_at, case when f.running then clock_timestamp() end),
+        stops = case when f.again and coalesce(run.provider_ended_at, run.exited_at) is not null
+            then run.stops || jsonb_build_array(jsonb_build_object(
+                'ended', coalesce(run.provider_ended_at, run.exited_at), 'again', clock_timestamp()))
+            else run.stops end,
+        meters = case when run.meters = '[]'::jsonb then cast(f.meters as jsonb) else run.meters end,
+        repriced = case when cast(f.meters as jsonb) = '[]'::jsonb or run.meters = '[]'::jsonb
+                or cast(f.meters as jsonb) = coalesce(run.repriced -> -1 -> 'meters', run.meters)
+                then run.repriced
+            else run.repriced || jsonb_build_array(jsonb_build_object(
+                'at', clock_timestamp(), 'meters', cast(f.meters as jsonb))) end,
         exited_at = case when f.again then null
             else coalesce(exited_at, case when f.exited then clock_timestamp() end) end,
         gone_at = coalesce(gone_at, case when f.gone then clock_timestamp() end),
@@ -537,10 +548,12 @@ async def observe(conn: AsyncConnection, rows: Sequence[Mapping[str, Any]]) -> N
     """First moments and ends of runs, each column written once; of one machine at most one row.
 
     But ``again``: the machine runs, and so an end of its workload that was told before has been undone by a
-    restart. ``asked``: the cloud has taken a terminate, which by itself shows nothing of the machine.
+    restart; the end is kept among ``stops``. ``asked``: the cloud has taken a terminate, which by itself shows
+    nothing of the machine. ``meters`` other than the last ones are added with the time.
     """
     if rows:
         ordered = sorted(rows, key=lambda row: (row["provider"], row["account"], row["resource_id"]))
+        ordered = [{**row, "meters": _json(row["meters"])} for row in ordered]
         await conn.execute(_OBSERVE, {name: [row[name] for row in ordered] for name in _FACTS})
 
 

@@ -102,6 +102,13 @@ class Claim(Base):
     region: Mapped[str]
     tier: Mapped[str]
     accelerator: Mapped[str] = mapped_column(comment="type:count as the user wrote it; empty for CPU only")
+    workload_kind: Mapped[str] = mapped_column(
+        server_default=text("''"), comment="of what controlled the Pod at placement, Pod for a bare one"
+    )
+    workload_name: Mapped[str] = mapped_column(server_default=text("''"))
+    labels: Mapped[dict[str, Any]] = mapped_column(
+        server_default=text("'{}'::jsonb"), comment="the Pod's labels at placement, without ours"
+    )
     phase: Mapped[str]
     instance_id: Mapped[str | None]
     resource_version: Mapped[int] = mapped_column(
@@ -254,6 +261,7 @@ class Run(Base):
         UniqueConstraint("provider", "account", "resource_id"),
         CheckConstraint("usd_per_hour is null or usd_per_hour >= 0", name="price"),
         Index("run_open_idx", "provider", "account", postgresql_where=text("gone_at is null")),
+        Index(None, "changed_at"),
         {"comment": "One row a machine that existed for a claim, both clocks. Written by provisioning/."},
     )
 
@@ -301,6 +309,17 @@ class Run(Base):
         Boolean,
         server_default=text("false"),
         comment="a second machine of its claim, ended as soon as it was seen",
+    )
+    repriced: Mapped[list[Any]] = mapped_column(
+        server_default=text("'[]'::jsonb"),
+        comment="other meters than quoted, as the cloud showed them: at (ours), meters; oldest first",
+    )
+    stops: Mapped[list[Any]] = mapped_column(
+        server_default=text("'[]'::jsonb"),
+        comment="ends of its workload that a restart undid: ended, again; oldest first",
+    )
+    changed_at: Mapped[datetime] = mapped_column(
+        server_default=NOW, comment="when any column changed last; a trigger sets it"
     )
 
 

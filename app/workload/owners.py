@@ -1,8 +1,12 @@
 """Who made a Pod, and from what: the name under which its blocks and its owner's waits are kept."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
+from app.api.keys import COST_CENTER_LABELS, GROUP, TEAM_LABELS
+
+_OURS_KEPT = frozenset({*TEAM_LABELS, *COST_CENTER_LABELS})
 _REVISION_LABELS = ("controller-revision-hash", "pod-template-hash")
 
 
@@ -10,6 +14,32 @@ def controller_of(pod: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The owner reference of the controller that would replace this Pod, if it has one."""
     owners = pod["metadata"].get("ownerReferences") or ()
     return next((owner for owner in owners if owner.get("controller")), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attribution:
+    """Who a Pod's machine is paid for: what made the Pod, and the Pod's labels without ours."""
+
+    kind: str
+    name: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+def attribution_of(pod: Mapping[str, Any]) -> Attribution:
+    """As it is now. A ReplicaSet that carries a Deployment's hash counts as the Deployment."""
+    metadata = pod["metadata"]
+    labels = dict(metadata.get("labels") or {})
+    owner = controller_of(pod)
+    kind, name = ("Pod", str(metadata.get("name", ""))) if owner is None else (owner["kind"], owner["name"])
+    revision = labels.get("pod-template-hash")
+    if kind == "ReplicaSet" and revision and name.endswith(f"-{revision}"):
+        kind, name = "Deployment", name.removesuffix(f"-{revision}")
+    kept = {
+        key: value
+        for key, value in sorted(labels.items())
+        if key not in _REVISION_LABELS and not (key.startswith(f"{GROUP}/") and key not in _OURS_KEPT)
+    }
+    return Attribution(kind=str(kind), name=str(name), labels=kept)
 
 
 def template_of(pod: Mapping[str, Any]) -> str:

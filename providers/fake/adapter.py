@@ -11,6 +11,7 @@ at all is `Throttled`, because nothing can have been carried out; everything els
 import asyncio
 import os
 from collections.abc import Sequence
+from datetime import datetime
 from decimal import Decimal
 from typing import Any, TypeVar
 
@@ -50,7 +51,7 @@ from providers.base import (
     Workload,
     usd_per_hour,
 )
-from providers.capabilities import Restarts
+from providers.capabilities import BillLine, Bills, Restarts
 from providers.fake import wire
 from providers.fake.client import FakeClient, NoAnswer, NotSent, Reply
 
@@ -118,6 +119,7 @@ class FakeProvider:
                     until=about.bills_until,
                     step_s=about.bill_step_s,
                     minimum_s=about.bill_minimum_s,
+                    reclaim_free_s=about.bill_reclaim_free_s,
                 ),
             ),
         )
@@ -255,6 +257,24 @@ class FakeProvider:
         reply = await self._ask("DELETE", ref)
         return Terminated.NOT_FOUND if reply is None else Terminated.ACCEPTED
 
+    async def bill(self, *, since: datetime, until: datetime) -> Sequence[BillLine]:
+        query = {"since": since.isoformat(), "until": until.isoformat()}
+        body = parsed(wire.BillBody, await _read(self._client, "/v1/bill", query=query))
+        if foreign := sorted({item.currency for item in body.items} - {"USD"}):
+            raise _Garbled(f"the bill is in {', '.join(foreign)}: only dollars can be added up")
+        return [
+            BillLine(
+                resource_id=ResourceId(item.id),
+                identity=item.name,
+                kind=None,
+                start=item.start,
+                end=item.end,
+                usd=item.usd,
+            )
+            for item in body.items
+            if item.usd is not None
+        ]
+
     async def close(self) -> None:
         await self._client.close()
 
@@ -387,6 +407,7 @@ class RestartingFakeProvider(FakeProvider):
 _factory: ProviderFactory = FakeProvider
 _provider: type[Provider] = FakeProvider
 _restarts: type[Restarts] = RestartingFakeProvider
+_bills: type[Bills] = FakeProvider
 
 
 def _checked(config: ProviderConfig) -> tuple[str, str | None]:

@@ -10,6 +10,7 @@ GET      /v1/machines/{id}?region=         404 with code ``no_such_machine``
 POST     /v1/machines/{id}/stop            202; ``grace_s``
 POST     /v1/machines/{id}/restart         202; the workload once more, on the same machine
 DELETE   /v1/machines/{id}?region=         202
+GET      /v1/bill?since=&until=            ``items``: machines that bill no more, each with what it cost
 POST     /v1/machines/{id}/logs            ``follow``, ``previous``; a stream's ``port`` and ``ticket``
 POST     /v1/machines/{id}/exec            ``command``, ``stdin``, ``terminal``; the same
 POST     /v1/machines/{id}/attach          the same
@@ -30,6 +31,7 @@ import contextlib
 import hashlib
 import math
 import sys
+from datetime import datetime
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
@@ -39,9 +41,10 @@ from starlette.routing import BaseRoute
 
 from providers.base import Tier
 from providers.simulation import command
-from providers.simulation.clock import as_text
+from providers.simulation.clock import as_text, from_datetime
 from providers.simulation.engine import Engine
 from providers.simulation.http import Answer, Asked, Front
+from providers.simulation.meter import bill_usd
 from providers.simulation.orders import Order, Refusal, Refused
 from providers.simulation.processes import CannotStart, Processes
 from providers.simulation.scenario import Billing, Images
@@ -93,6 +96,7 @@ def routes(engine: Engine) -> list[BaseRoute]:
         front.route("POST", "/v1/machines/{id}/stop", "stop", api.stop),
         front.route("POST", "/v1/machines/{id}/restart", "restart", api.restart),
         front.route("DELETE", "/v1/machines/{id}", "terminate", api.terminate),
+        front.route("GET", "/v1/bill", "bill", api.bill),
         front.route("POST", "/v1/machines/{id}/logs", "logs", api.logs),
         front.route("POST", "/v1/machines/{id}/exec", "exec", api.exec),
         front.route("POST", "/v1/machines/{id}/attach", "attach", api.attach),
@@ -146,8 +150,9 @@ class _Api:
                 "ended_listed_s": None if life.exited_s is None else life.exited_s + facts.history_s,
                 "bills_from": "accepted" if facts.billing.states & {"queued", "booting"} else "started",
                 "bills_until": _bills_until(facts.billing),
-                "bill_step_s": max(1, math.ceil(facts.billing.unit_s)),
+                "bill_step_s": math.ceil(facts.billing.unit_s),
                 "bill_minimum_s": math.ceil(facts.billing.minimum_s),
+                "bill_reclaim_free_s": math.ceil(facts.billing.reclaim_free_s),
                 "needs_accelerator": all(offer.accelerator for offer in facts.offers),
             }
         )
@@ -299,6 +304,29 @@ class _Api:
             raise Refused(Refusal.NO_OUTPUT, "this machine runs no process")
         return processes, machine
 
+    def bill(self, asked: Asked) -> Answer:
+        """What each machine that went in the window has cost; null: at a price that is not told."""
+        since, until = (_moment(asked.query.get(name)) for name in ("since", "until"))
+        billing, items = self._engine.scenario.billing, []
+        for machine in self._engine.machines.values():
+            gone = machine.since("gone")
+            if gone is None or machine.phantom or machine.account != self._account(asked):
+                continue
+            if not since <= gone < until:
+                continue
+            usd = bill_usd(machine, billing=billing, now=asked.now)
+            items.append(
+                {
+                    "id": machine.id,
+                    "name": machine.name,
+                    "start": as_text(machine.created_at),
+                    "end": as_text(gone),
+                    "usd": None if usd is None else str(usd),
+                    "currency": "USD",
+                }
+            )
+        return Answer(body={"account_id": self._account(asked), "items": items})
+
     def _region(self, asked: Asked) -> str | None:
         """The region a call is for; None where calls are not regional."""
         facts, region = self._engine.scenario, asked.query.get("region")
@@ -347,6 +375,13 @@ class _Api:
             "meters": _meters(machine.rates[-1][1]) if state in self._engine.scenario.billing.states else [],
             "end": end,
         }
+
+
+def _moment(text: str | None) -> int:
+    try:
+        return from_datetime(datetime.fromisoformat(text or ""))
+    except (ValueError, TypeError):
+        raise Refused(Refusal.INVALID, "since and until must be moments with a zone") from None
 
 
 def _bills_until(billing: Billing) -> str:

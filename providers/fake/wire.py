@@ -29,6 +29,7 @@ class About(BaseModel):
     bills_until: BillsUntil
     bill_step_s: int
     bill_minimum_s: int
+    bill_reclaim_free_s: int = 0
 
 
 class MeterBody(BaseModel):
@@ -88,6 +89,20 @@ class OfferBody(BaseModel):
 
 class OffersBody(BaseModel):
     items: list[OfferBody]
+
+
+class BillLineBody(BaseModel):
+    id: str
+    name: str | None
+    start: Time
+    end: Time
+    usd: Decimal | None
+    currency: str
+
+
+class BillBody(BaseModel):
+    account_id: str
+    items: list[BillLineBody]
 
 
 class AccountBody(BaseModel):

@@ -22,6 +22,13 @@ def as_datetime(at: int) -> datetime:
     return _EPOCH + timedelta(microseconds=at)
 
 
+def from_datetime(at: datetime) -> int:
+    """Raises:
+    TypeError: ``at`` has no zone.
+    """
+    return (at - _EPOCH) // timedelta(microseconds=1)
+
+
 def as_text(at: int | None) -> str | None:
     """RFC 3339 with microseconds, as the wire shows it."""
     return None if at is None else as_datetime(at).isoformat(timespec="microseconds")

@@ -76,6 +76,6 @@ def _rate(meters: list[tuple[str, str, str | None]]) -> Decimal | None:
 
 def _reclaimed_free(machine: Machine, *, billing: Billing) -> bool:
     running = machine.since("running")
-    if machine.end_reason != "preempted" or machine.ended_at is None:
+    if not billing.reclaim_free_s or machine.end_reason != "preempted" or machine.ended_at is None:
         return False
     return running is None or machine.ended_at - running < micros(billing.reclaim_free_s)

@@ -19,6 +19,10 @@ from app.store.revisions import Verdict
 from app.store.tables import Base
 
 
+HEAD = int(revisions.head())
+ALL = [f"{number:04}" for number in range(1, HEAD + 1)]
+
+
 @asynccontextmanager
 async def direct(url: str) -> AsyncIterator[AsyncConnection]:
     engine = create_direct_engine(url, lock_timeout_s=5)
@@ -41,7 +45,7 @@ async def test_an_empty_database_is_brought_to_the_head(empty_url: str) -> None:
     assert (before.revision, before.verdict) == (None, Verdict.BEHIND)
     assert revision == revisions.head() == after.revision
     assert after.verdict is Verdict.CURRENT
-    assert await applied(empty_url) == [revision]
+    assert await applied(empty_url) == ALL
 
 
 async def test_migrating_again_changes_nothing(empty_url: str) -> None:
@@ -106,7 +110,7 @@ async def test_of_two_migrators_one_applies_and_both_succeed(empty_url: str) -> 
     assert [lines[-1] for lines in outputs] == [revisions.head()] * 3
     steps = [line for lines in outputs for line in lines if line.startswith("did 0001")]
     assert len(steps) == 1
-    assert await applied(empty_url) == [revisions.head()]
+    assert await applied(empty_url) == ALL
 
 
 async def test_a_migrator_waits_for_another_and_says_so(empty_url: str) -> None:
@@ -151,23 +155,23 @@ async def test_a_lock_held_for_too_long_leaves_nothing_behind(empty_url: str) ->
 @pytest.mark.parametrize(
     ("min_readers", "verdict"),
     [
-        (["0001"], Verdict.NEWER),
-        (["0002"], Verdict.TOO_NEW),
-        (["0001", "0001"], Verdict.NEWER),
-        (["0001", "0002"], Verdict.TOO_NEW),
-        (["0002", "0001"], Verdict.TOO_NEW),
+        ([HEAD], Verdict.NEWER),
+        ([HEAD + 1], Verdict.TOO_NEW),
+        ([HEAD, HEAD], Verdict.NEWER),
+        ([HEAD, HEAD + 1], Verdict.TOO_NEW),
+        ([HEAD + 1, HEAD], Verdict.TOO_NEW),
     ],
     ids=["allowed", "refused", "both-allow", "later-refuses", "earlier-refuses"],
 )
 async def test_a_newer_schema_is_accepted_while_every_newer_revision_allows_this_code(
-    database_url: str, min_readers: list[str], verdict: Verdict
+    database_url: str, min_readers: list[int], verdict: Verdict
 ) -> None:
     async with direct(database_url) as conn:
-        for number, reader in enumerate(min_readers, start=2):
-            values = {"revision": f"{number:04}", "reader": reader}
+        for number, reader in enumerate(min_readers, start=HEAD + 1):
+            values = {"revision": f"{number:04}", "reader": f"{reader:04}"}
             insert = text("insert into schema_revision (revision, min_reader) values (:revision, :reader)")
             await conn.execute(insert, values)
-        newest = f"{len(min_readers) + 1:04}"
+        newest = f"{len(min_readers) + HEAD:04}"
         await conn.execute(text("update alembic_version set version_num = :v"), {"v": newest})
 
     state = await migrate.check(database_url)

@@ -1,0 +1,140 @@
+"""One run's derivation held against what is written of it -> what is to be written. Pure.
+
+An open run's segments are replaced where they differ. A closed run's never are: what its facts or its price
+turned out to be later becomes one adjustment for each meter, so that reports before and after differ only by
+it, and a second arrival of the same news writes nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
+
+from app.ledger.facts import facts_of
+from app.ledger.labels import hash_of, labels_of
+from app.ledger.rules import AdjustmentKind, Derived, Segment, derive, product, seconds, total
+from app.store.ledger import AdjustmentRow, Due, Prices, SegmentRow, Written
+from providers.base import BillingRule
+
+_NOTHING = Decimal(0)
+
+
+def changes_of(
+    due: Due, prices: Prices, *, now: datetime, rules: Sequence[BillingRule] | None = None
+) -> Written:
+    """What is to be written of one run by what is known ``now``; ``rules`` other than the cloud's now."""
+    rules = due.rules if rules is None else rules
+    facts = facts_of(due.run, overrides=prices.overrides, commitments=prices.commitments, now=now)
+    derived = derive(facts, rules=rules) if facts is not None else Derived(segments=())
+    labels = labels_of(due.run, due.labels)
+    closed = facts is not None and facts.end is not None
+    ends = [each.end for each in derived.segments if each.end is not None]
+    gone: Sequence[SegmentRow] = ()
+    new: Sequence[SegmentRow] = ()
+    if due.held.closed:
+        adjustments = _corrections(due, derived)
+    else:
+        gpus = labels.accelerator_count
+        wanted = [_row(each, gpus=gpus) for each in derived.segments]
+        held = set(due.held.segments)
+        gone = [each for each in due.held.segments if each not in wanted]
+        new = [each for each in wanted if each not in held]
+        adjustments = [
+            AdjustmentRow(
+                key=f"run:{due.run.id}:{each.meter}:{each.kind.value}",
+                meter=each.meter,
+                phase=each.phase.value,
+                kind=each.kind.value,
+                at=each.at,
+                seconds=each.seconds,
+                dollar_seconds=each.dollar_seconds,
+                list_dollar_seconds=each.list_dollar_seconds,
+                reason="the cloud's billing rule",
+            )
+            for each in derived.adjustments
+        ]
+    return Written(
+        run_id=due.run.id,
+        changed_at=due.changed_at,
+        labels=labels,
+        label_hash=hash_of(labels),
+        rules=rules,
+        gone=gone,
+        new=new,
+        adjustments=adjustments,
+        closed=closed,
+        ended_at=max(ends) if closed and ends else None,
+    )
+
+
+@dataclass(slots=True)
+class _Sum:
+    """Of one meter. ``unpriced``: some of its seconds had no price."""
+
+    seconds: Decimal = _NOTHING
+    dollar_seconds: Decimal = _NOTHING
+    unpriced: bool = False
+
+    def add(self, more_s: Decimal, amount: Decimal | None) -> None:
+        self.seconds = total([self.seconds, more_s])
+        self.dollar_seconds = total([self.dollar_seconds, amount])
+        self.unpriced = self.unpriced or amount is None
+
+
+def _corrections(due: Due, derived: Derived) -> list[AdjustmentRow]:
+    """What makes a closed run's sums those of the derivation."""
+    wanted: dict[str, _Sum] = {}
+    held: dict[str, _Sum] = {}
+    for each in derived.segments:
+        if each.end is not None:
+            wanted.setdefault(each.meter, _Sum()).add(seconds(each.start, each.end), each.dollar_seconds)
+    for extra in derived.adjustments:
+        wanted.setdefault(extra.meter, _Sum()).add(extra.seconds, extra.dollar_seconds)
+    for row in due.held.segments:
+        if row.end is not None:
+            length = seconds(row.start, row.end)
+            amount = None if row.usd is None else product(row.quantity, row.usd, length)
+            held.setdefault(row.meter, _Sum()).add(length, amount)
+    for meter, (more_s, more) in due.held.adjusted.items():
+        held.setdefault(meter, _Sum()).add(more_s, more)
+    ends = [row.end for row in due.held.segments if row.end is not None]
+    at = due.held.ended_at or max(ends, default=due.changed_at)
+    found = []
+    for meter in sorted({*wanted, *held}):
+        before, after = held.get(meter, _Sum()), wanted.get(meter, _Sum())
+        more_s, amount = after.seconds - before.seconds, total([after.dollar_seconds, -before.dollar_seconds])
+        if not more_s and not amount:
+            continue
+        kind = AdjustmentKind.LATE_PRICE if not more_s else AdjustmentKind.LATE_FACT
+        found.append(
+            AdjustmentRow(
+                # The same news, heard by two leaders, is one row; the next news is another.
+                key=f"run:{due.run.id}:{meter}:{kind.value}:{due.held.adjustments}",
+                meter=meter,
+                phase=next((row.phase for row in due.held.segments if row.meter == meter), ""),
+                kind=kind.value,
+                at=at,
+                seconds=more_s,
+                dollar_seconds=amount if not (after.unpriced and not amount) else None,
+                list_dollar_seconds=None,
+                reason="a price that came late" if not more_s else "a time that came late",
+            )
+        )
+    return found
+
+
+def _row(each: Segment, *, gpus: int) -> SegmentRow:
+    return SegmentRow(
+        meter=each.meter,
+        phase=each.phase.value,
+        start=each.start,
+        end=each.end,
+        quantity=each.quantity,
+        usd=each.usd,
+        list_usd=each.list_usd,
+        price_source=each.source.value,
+        confidence=each.confidence.value,
+        why=each.why,
+        commitment_id=each.commitment_id,
+        gpus=gpus if each.leads else 0,
+    )

@@ -1,0 +1,50 @@
+"""The ledger held against what it was made from: every run derived again, by the rules used then."""
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from app.ledger.changes import changes_of
+from app.store import costs, ledger
+from app.store.engine import database_now
+from app.store.ledger import rules_from_json
+
+AT_ONCE = 500
+
+
+async def verify(conn: AsyncConnection) -> list[str]:
+    """What is wrong, a line each; empty when nothing is. Changes nothing."""
+    wrong = [
+        f"run {row['run_id']}: segments {row['id']} and {row['other']} of meter {row['meter']} overlap"
+        for row in await costs.rows(conn, costs.OVERLAPS)
+    ]
+    wrong += [
+        f"run {row['run_id']}: meter {row['meter']} has a gap from {row['since']} to {row['until']}"
+        for row in await costs.rows(conn, costs.GAPS)
+    ]
+    wrong += [
+        f"day {row['day']}: its sum is {row['sealed']}, its charges are {row['ledger']} dollar-seconds"
+        for row in await costs.rows(conn, costs.STALE_SUMS)
+    ]
+    wrong += [
+        f"run {row['run_id']} ({row['provider']} {row['resource_id']}) is not in the ledger"
+        for row in await costs.rows(conn, costs.UNBOOKED)
+    ]
+    return wrong + await _derived_again(conn)
+
+
+async def _derived_again(conn: AsyncConnection) -> list[str]:
+    now, prices = await database_now(conn), await ledger.prices(conn)
+    used = {
+        row["run_id"]: rules_from_json(row["rules"])
+        for row in await costs.rows(conn, "select run_id, rules from ledger_run")
+    }
+    ids = sorted(used)
+    wrong = []
+    for start in range(0, len(ids), AT_ONCE):
+        for due in await ledger.derivable(conn, ids[start : start + AT_ONCE]):
+            changes = changes_of(due, prices, now=now, rules=used[due.run.id])
+            fresh = [each for each in changes.adjustments if due.held.closed]
+            if due.is_current and (changes.gone or changes.new or fresh):
+                wrong.append(
+                    f"run {due.run.id} ({due.run.provider} {due.run.resource_id}): its facts say otherwise"
+                )
+    return wrong

@@ -1,0 +1,81 @@
+"""The tick: runs whose facts or prices have changed, derived again and written, many in one statement.
+
+It reads only what changed since the tick before (a run's trigger keeps the time), a little more than that for
+transactions that committed late, and at the start of a term whatever was ever left. It is never in the way of
+renting: it only reads what provisioning has written, and a store that is away is tried again.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+import structlog
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from app.ledger.changes import changes_of
+from app.store import ledger
+from app.store.engine import begin, database_now
+from app.store.ledger import Due, Prices, Written
+
+log = structlog.get_logger()
+
+LATE_COMMITS = timedelta(minutes=2)
+AT_ONCE = 500
+
+
+@dataclass(slots=True, kw_only=True)
+class Writer:
+    """One a term. ``epoch`` of the leader guards every write."""
+
+    engine: AsyncEngine
+    _since: datetime | None = None
+    _prices: Prices | None = None
+
+    async def tick(self, *, epoch: int) -> int:
+        """Bring the ledger up to the runs; returns how many were written.
+
+        Raises:
+            StoreUnavailable: what was not written is due at the next tick.
+        """
+        written = 0
+        async with begin(self.engine) as conn:
+            now = await database_now(conn)
+            prices = await ledger.prices(conn)
+            also = await self._repriced(conn, prices)
+            while True:
+                found = await ledger.due(
+                    conn, since=self._since, prices_at=prices.changed_at, also=also, limit=AT_ONCE
+                )
+                work = [row for each in found if (row := self._changes(each, prices, now=now)) is not None]
+                done = await ledger.write(conn, work, epoch=epoch, prices_at=prices.changed_at)
+                written += len(done)
+                also = []
+                if len(found) < AT_ONCE or not done:
+                    break
+        self._since, self._prices = now - LATE_COMMITS, prices
+        return written
+
+    async def _repriced(self, conn: AsyncConnection, prices: Prices) -> list[int]:
+        """Closed runs that a price which a person has set since the last tick may concern."""
+        before = self._prices.changed_at if self._prices is not None else None
+        if before is None or prices.changed_at <= before:
+            return []
+        return list((await conn.execute(_REPRICED, {"before": before})).scalars())
+
+    def _changes(self, due: Due, prices: Prices, *, now: datetime) -> Written | None:
+        """One run that cannot be derived must not keep the others from being written."""
+        try:
+            return changes_of(due, prices, now=now)
+        except (ValueError, ArithmeticError, AssertionError):
+            log.exception("a run cannot be derived", run=due.run.id, resource=due.run.resource_id)
+            return None
+
+
+_REPRICED = text("""
+    select l.run_id from ledger_run l join run r on r.id = l.run_id
+    join (select provider, valid, changed_at from price_override
+          union all select provider, valid, changed_at from commitment) p
+        on p.provider = r.provider and p.changed_at > :before
+    where l.closed_at is not null and p.valid && tstzrange(
+        coalesce(least(r.provider_created_at, r.requested_at), r.first_seen_at), l.ended_at, '[]')
+""")

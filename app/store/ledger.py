@@ -1,0 +1,600 @@
+"""What the ledger reads of runs and writes of money. One statement reads a tick's work, one writes it.
+
+Writes are compare-and-set on `run.changed_at`: a run whose facts moved meanwhile is written by the next tick.
+Segments that are equal stay, so that a tick touches only what differs; a closed run's are frozen.
+Only the leader of the epoch writes.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from decimal import Context, Decimal
+from typing import Any
+
+import orjson
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from providers.base import BillingRule, BillsFrom, BillsUntil, MeterKind
+
+ANY = "*"
+EXACT = Context(prec=200)
+"""Sums and products of prices, quantities and microseconds fit many times over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeterFact:
+    """One meter as it was told: ``quantity`` units at ``usd`` dollars a unit-hour, None when not told."""
+
+    kind: MeterKind
+    label: str
+    quantity: Decimal
+    usd: Decimal | None
+
+    @property
+    def key(self) -> tuple[MeterKind, str]:
+        return (self.kind, self.label)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerRun:
+    """One run with all that its money depends on. Times named ``provider_`` are the cloud's clock.
+
+    ``listed``: the shape's on-demand meters as listed when it began; ``catalog``: those of its own tier.
+    ``stops``: (ended, again); ``repriced``: (at, meters). ``last_seen_at``: the last complete list with it.
+    """
+
+    id: int
+    claim_uid: str
+    provider: str
+    account: str
+    resource_id: str
+    region: str
+    tier: str
+    accelerator: str
+    sku: str
+    meters: tuple[MeterFact, ...] = ()
+    repriced: tuple[tuple[datetime, tuple[MeterFact, ...]], ...] = ()
+    stops: tuple[tuple[datetime, datetime], ...] = ()
+    listed: tuple[MeterFact, ...] = ()
+    catalog: tuple[MeterFact, ...] = ()
+    clock_offset_s: float | None = None
+    requested_at: datetime | None = None
+    accepted_at: datetime | None = None
+    first_seen_at: datetime | None = None
+    running_at: datetime | None = None
+    exited_at: datetime | None = None
+    terminate_asked_at: datetime | None = None
+    gone_at: datetime | None = None
+    last_seen_at: datetime | None = None
+    provider_created_at: datetime | None = None
+    provider_started_at: datetime | None = None
+    provider_ended_at: datetime | None = None
+    end_reason: str | None = None
+    exit_code: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Labels:
+    """The columns of one attribution."""
+
+    namespace: str
+    workload_kind: str
+    workload_name: str
+    team: str
+    cost_center: str
+    pool: str
+    provider: str
+    account: str
+    account_id: str
+    region: str
+    sku: str
+    tier: str
+    accelerator: str
+    accelerator_count: int
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentRow:
+    """One row of ``billing_segment``, as text of the wire where that keeps it exact."""
+
+    meter: str
+    phase: str
+    start: datetime
+    end: datetime | None
+    quantity: Decimal
+    usd: Decimal | None
+    list_usd: Decimal | None
+    price_source: str
+    confidence: str
+    why: str
+    commitment_id: int | None
+    gpus: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdjustmentRow:
+    """One row of ``billing_adjustment``."""
+
+    key: str
+    meter: str
+    phase: str
+    kind: str
+    at: datetime
+    seconds: Decimal
+    dollar_seconds: Decimal | None
+    list_dollar_seconds: Decimal | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """What is written of a run: its segments, and per meter the sums of its adjustments that were derived."""
+
+    segments: tuple[SegmentRow, ...]
+    adjusted: Mapping[str, tuple[Decimal, Decimal]]  # meter -> seconds, dollar-seconds as far as priced
+    adjustments: int
+    closed: bool
+    label_set_id: int | None
+    ended_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Due:
+    """One run that must be derived again."""
+
+    run: LedgerRun
+    labels: Mapping[str, Any]  # of the claim and the run: see `app.ledger.labels`
+    changed_at: datetime
+    rules: tuple[BillingRule, ...]
+    held: Held
+    is_current: bool = False  # what is written was made from these very facts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Override:
+    """A price that a person has set for whole machines, ``ends_at`` None: until further notice."""
+
+    id: int
+    provider: str
+    account: str
+    sku: str
+    tier: str
+    usd_per_hour: Decimal
+    starts_at: datetime
+    ends_at: datetime | None
+
+    def fits(self, run: LedgerRun) -> bool:
+        return _fits(self, run)
+
+    def holds(self, at: datetime) -> bool:
+        return self.starts_at <= at and (self.ends_at is None or at < self.ends_at)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commitment:
+    """What a term that was paid for in advance covers."""
+
+    id: int
+    provider: str
+    account: str
+    sku: str
+    tier: str
+    usd_per_hour: Decimal
+    starts_at: datetime
+    ends_at: datetime
+
+    def fits(self, run: LedgerRun) -> bool:
+        return _fits(self, run)
+
+    def holds(self, at: datetime) -> bool:
+        return self.starts_at <= at < self.ends_at
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """Everything that people have set, most special first. ``at`` is when it was read."""
+
+    overrides: tuple[Override, ...]
+    commitments: tuple[Commitment, ...]
+    changed_at: datetime
+
+
+def _fits(each: Override | Commitment, run: LedgerRun) -> bool:
+    return (
+        each.provider == run.provider
+        and each.account in (ANY, run.account)
+        and (each.sku == ANY or each.sku.lower() in (run.sku.lower(), run.accelerator.lower()))
+        and each.tier in (ANY, run.tier)
+    )
+
+
+# --- what to do ----------------------------------------------------------------------------------
+
+_LISTED = """
+    (select jsonb_agg(jsonb_build_object('meter', p.meter, 'quantity', p.quantity::text, 'usd', p.usd::text)
+            order by p.meter)
+        from price_point p
+        where p.provider = r.provider and p.account = r.account and p.sku = a.shape and p.tier = {tier}
+            and p.region = any(array[r.region, a.region, ''])
+            and p.valid @> coalesce(r.requested_at, r.accepted_at, r.first_seen_at, r.provider_created_at))
+"""
+_READ = f"""
+    select r.*, l.facts_at is not distinct from r.changed_at as is_current, a.shape as sku,
+        c.workload_kind, c.workload_name, c.labels,
+        {_LISTED.format(tier="'OnDemand'")} as listed,
+        {_LISTED.format(tier="r.tier")} as catalog,
+        b.rules, l.closed_at is not null as closed, l.label_set_id, l.ended_at as billed_until,
+        case when r.gone_at is not null and r.terminate_asked_at is null and r.provider_ended_at is null then
+            (select max(o.last_began_at) from instance_seen i join list_round o on o.provider = i.provider
+                and o.account = i.account and o.region in (i.region, '') and o.complete
+                and o.last_began_at < coalesce(i.absent_since, r.gone_at)
+             where i.provider = r.provider and i.account = r.account and i.resource_id = r.resource_id)
+            end as last_seen_at,
+        (select coalesce(jsonb_agg(jsonb_build_object(
+            'meter', s.meter, 'phase', s.phase, 'start', lower(s.period), 'end', upper(s.period),
+            'quantity', s.quantity::text, 'usd', s.usd::text, 'list_usd', s.list_usd::text,
+            'price_source', s.price_source, 'confidence', s.confidence, 'why', s.why,
+            'commitment_id', s.commitment_id, 'gpus', s.gpus)), '[]'::jsonb)
+            from billing_segment s where s.run_id = r.id) as segments,
+        (select coalesce(jsonb_agg(jsonb_build_object('meter', j.meter, 'seconds', j.seconds::text,
+            'dollar_seconds', j.dollar_seconds::text)), '[]'::jsonb)
+            from billing_adjustment j where j.run_id = r.id
+                and j.kind in ('rounding', 'minimum', 'spot_interrupt_free', 'late_price', 'late_fact')
+            ) as adjustments
+    from run r
+    left join ledger_run l on l.run_id = r.id
+    left join provision_attempt a on a.claim_uid = r.claim_uid and a.number = r.attempt
+    left join claim c on c.uid = r.claim_uid
+    left join billing_rule b on b.provider = r.provider and b.account = r.account
+"""
+_DERIVABLE = text(f"{_READ} where r.id = any(:ids) order by r.id")
+_DUE = text(f"""{_READ}
+    where (cast(:since as timestamptz) is null or r.changed_at >= :since
+            or r.id in (select run_id from ledger_run where closed_at is null and prices_at < :prices_at)
+            or r.id = any(cast(:also as bigint[])))
+        and (l.run_id is null or l.facts_at is distinct from r.changed_at or l.prices_at < :prices_at
+            or r.id = any(cast(:also as bigint[])))
+    order by r.id
+    limit :limit
+""")
+
+
+async def due(
+    conn: AsyncConnection,
+    *,
+    since: datetime | None,
+    prices_at: datetime,
+    also: Sequence[int] = (),
+    limit: int = 1000,
+) -> list[Due]:
+    """Runs whose facts or prices have changed since they were derived; oldest first.
+
+    ``since``: only runs changed from then on are looked at (None: all); ``also``: these in any case.
+    """
+    values = {"since": since, "prices_at": prices_at, "also": list(also), "limit": limit}
+    return [_due(dict(row)) for row in (await conn.execute(_DUE, values)).mappings()]
+
+
+async def derivable(conn: AsyncConnection, ids: Sequence[int]) -> list[Due]:
+    """These runs, whether or not anything of them has changed."""
+    return [_due(dict(row)) for row in (await conn.execute(_DERIVABLE, {"ids": list(ids)})).mappings()]
+
+
+def _due(row: Mapping[str, Any]) -> Due:
+    run = LedgerRun(
+        id=row["id"],
+        claim_uid=row["claim_uid"],
+        provider=row["provider"],
+        account=row["account"],
+        resource_id=row["resource_id"],
+        region=row["region"],
+        tier=row["tier"],
+        accelerator=row["accelerator"],
+        sku=row["sku"] or "",
+        meters=_meters(row["meters"]),
+        repriced=tuple((_time(each["at"]), _meters(each["meters"])) for each in row["repriced"]),
+        stops=tuple((_time(each["ended"]), _time(each["again"])) for each in row["stops"]),
+        listed=_listed(row["listed"]),
+        catalog=_listed(row["catalog"]),
+        **{name: row[name] for name in _RUN_COLUMNS},
+    )
+    adjusted: dict[str, tuple[Decimal, Decimal]] = {}
+    for each in row["adjustments"]:
+        seconds, amount = adjusted.get(each["meter"], (Decimal(0), Decimal(0)))
+        more = Decimal(each["dollar_seconds"] or 0)
+        adjusted[each["meter"]] = (EXACT.add(seconds, Decimal(each["seconds"])), EXACT.add(amount, more))
+    held = Held(
+        segments=tuple(_segment(each) for each in row["segments"]),
+        adjusted=adjusted,
+        adjustments=len(row["adjustments"]),
+        closed=row["closed"],
+        label_set_id=row["label_set_id"],
+        ended_at=row["billed_until"],
+    )
+    return Due(
+        run=run,
+        labels={
+            name: row[name]
+            for name in ("workload_kind", "workload_name", "labels", "pool", "pod_namespace", "pod_name")
+        }
+        | {"account_id": row["account_id"]},
+        changed_at=row["changed_at"],
+        rules=rules_from_json(row["rules"] or ()),
+        held=held,
+        is_current=row["is_current"],
+    )
+
+
+_RUN_COLUMNS = (
+    "clock_offset_s",
+    "requested_at",
+    "accepted_at",
+    "first_seen_at",
+    "running_at",
+    "exited_at",
+    "terminate_asked_at",
+    "gone_at",
+    "last_seen_at",
+    "provider_created_at",
+    "provider_started_at",
+    "provider_ended_at",
+    "end_reason",
+    "exit_code",
+)
+
+
+def _meters(items: Iterable[Mapping[str, Any]]) -> tuple[MeterFact, ...]:
+    return tuple(
+        MeterFact(
+            kind=MeterKind(item["kind"]),
+            label=item.get("label") or "",
+            quantity=Decimal(item["quantity"]),
+            usd=None if item["usd"] is None else Decimal(item["usd"]),
+        )
+        for item in items
+    )
+
+
+def _listed(items: Iterable[Mapping[str, Any]] | None) -> tuple[MeterFact, ...]:
+    found = []
+    for item in items or ():
+        kind, _, label = item["meter"].partition(":")
+        found.append({"kind": kind, "label": label, "quantity": item["quantity"], "usd": item["usd"]})
+    return _meters(found)
+
+
+def _segment(item: Mapping[str, Any]) -> SegmentRow:
+    return SegmentRow(
+        **{
+            name: item[name]
+            for name in ("meter", "phase", "price_source", "confidence", "why", "commitment_id", "gpus")
+        },
+        start=_time(item["start"]),
+        end=None if item["end"] is None else _time(item["end"]),
+        quantity=Decimal(item["quantity"]),
+        usd=None if item["usd"] is None else Decimal(item["usd"]),
+        list_usd=None if item["list_usd"] is None else Decimal(item["list_usd"]),
+    )
+
+
+def _time(value: str) -> datetime:
+    return datetime.fromisoformat(value)
+
+
+# --- what comes of it ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """One run's part of a tick. ``gone`` and ``new`` are the segments that differ, by their starts."""
+
+    run_id: int
+    changed_at: datetime
+    labels: Labels
+    label_hash: str
+    rules: Sequence[BillingRule]
+    gone: Sequence[SegmentRow]
+    new: Sequence[SegmentRow]
+    adjustments: Sequence[AdjustmentRow]
+    closed: bool
+    ended_at: datetime | None
+
+
+# One statement: the deletes are through before the inserts begin (a scalar subquery is read first), since the
+# exclusion constraint looks at each row as it is inserted. A frozen row is in no list of what goes.
+_WRITE = text("""
+    with data as materialized (
+        select d.*, r.id as run from jsonb_to_recordset(cast(:runs as jsonb)) as d (
+            run_id bigint, changed_at timestamptz, label_hash text, labels jsonb, rules jsonb, gone jsonb,
+            new jsonb, adjustments jsonb, closed boolean, ended_at timestamptz)
+        join run r on r.id = d.run_id and r.changed_at = d.changed_at
+        where (select epoch from installation) = :epoch
+    ), labelled as (
+        insert into label_set (hash, namespace, workload_kind, workload_name, team, cost_center, pool,
+            provider, account, account_id, region, sku, tier, accelerator, accelerator_count, tags)
+        select distinct on (d.label_hash) d.label_hash, l.namespace, l.workload_kind, l.workload_name,
+            l.team, l.cost_center, l.pool, l.provider, l.account, l.account_id, l.region, l.sku, l.tier,
+            l.accelerator, l.accelerator_count, l.tags
+        from data d, jsonb_to_record(d.labels) as l (namespace text, workload_kind text, workload_name text,
+            team text, cost_center text, pool text, provider text, account text, account_id text, region text,
+            sku text, tier text, accelerator text, accelerator_count int, tags jsonb)
+        on conflict (hash) do nothing
+        returning id, hash
+    ), named as (
+        select d.*, coalesce(held.label_set_id, n.id, o.id) as label_set_id,
+            held.closed_at is not null as was_closed
+        from data d left join labelled n on n.hash = d.label_hash
+        left join label_set o on o.hash = d.label_hash
+        left join ledger_run held on held.run_id = d.run_id and held.closed_at is not null
+    ), dropped as (
+        delete from billing_segment s using data d,
+            jsonb_to_recordset(d.gone) as g (meter text, start timestamptz)
+        where s.run_id = d.run_id and s.meter = g.meter and lower(s.period) = g.start
+        returning s.id
+    ), relabelled as (
+        update billing_segment s set label_set_id = n.label_set_id, frozen = n.closed
+        from named n where s.run_id = n.run_id and not s.frozen
+            and (s.label_set_id <> n.label_set_id or n.closed)
+            and not exists (select from jsonb_to_recordset(n.gone) as g (meter text, start timestamptz)
+                where g.meter = s.meter and g.start = lower(s.period))
+        returning s.id
+    ), added as (
+        insert into billing_segment (run_id, label_set_id, meter, phase, period, quantity, usd, list_usd,
+            price_source, confidence, why, commitment_id, gpus, frozen)
+        select n.run_id, n.label_set_id, s.meter, s.phase, tstzrange(s.start, s."end", '[)'), s.quantity,
+            s.usd, s.list_usd, s.price_source, s.confidence, s.why, s.commitment_id,
+            s.gpus, n.closed
+        from named n, jsonb_to_recordset(n.new) as s (meter text, phase text, start timestamptz,
+            "end" timestamptz, quantity numeric, usd numeric, list_usd numeric, price_source text,
+            confidence text, why text, commitment_id bigint, gpus int)
+        where (select count(*) from dropped) >= 0
+    ), adjusted as (
+        insert into billing_adjustment (key, run_id, label_set_id, meter, phase, kind, at, seconds,
+            dollar_seconds, list_dollar_seconds, corrects, reason)
+        select j.key, n.run_id, n.label_set_id, j.meter, j.phase, j.kind,
+            case when m.month is null then j.at else greatest(j.at, now()) end, j.seconds, j.dollar_seconds,
+            j.list_dollar_seconds, m.month, j.reason
+        from named n, jsonb_to_recordset(n.adjustments) as j (key text, meter text, phase text, kind text,
+            at timestamptz, seconds numeric, dollar_seconds numeric, list_dollar_seconds numeric, reason text)
+        left join lateral (select max(p.month) as month from billing_period_close p
+            where p.month = date_trunc('month', j.at at time zone 'UTC')::date) m on true
+        on conflict (key) do nothing
+        returning at
+    ), dirtied as (
+        insert into cost_day (day, dirty)
+        select distinct g.day::date, true from (
+            select lower(x.span) as low, upper(x.span) as high from named n, lateral (
+                select tstzrange(min(g.start), max(coalesce(g."end", now())), '[]') from (
+                    select * from jsonb_to_recordset(n.gone) as g (start timestamptz, "end" timestamptz)
+                    union all
+                    select * from jsonb_to_recordset(n.new) as g (start timestamptz, "end" timestamptz)
+                ) g) x (span)
+            union all select at, at from adjusted
+        ) t, generate_series(date_trunc('day', t.low at time zone 'UTC'),
+            t.high at time zone 'UTC', '1 day') g (day)
+        where g.day < date_trunc('day', now() at time zone 'UTC')
+        on conflict (day) do update set dirty = true where not cost_day.dirty
+    )
+    insert into ledger_run (run_id, label_set_id, facts_at, prices_at, derived_at, closed_at, ended_at, rules)
+    select run_id, label_set_id, changed_at, :prices_at, clock_timestamp(),
+        case when closed then clock_timestamp() end, ended_at, rules from named
+    on conflict (run_id) do update set label_set_id = excluded.label_set_id, facts_at = excluded.facts_at,
+        prices_at = excluded.prices_at, derived_at = excluded.derived_at, rules = excluded.rules,
+        closed_at = coalesce(ledger_run.closed_at, excluded.closed_at),
+        ended_at = coalesce(excluded.ended_at, ledger_run.ended_at)
+    returning run_id
+""")
+
+
+async def write(
+    conn: AsyncConnection, runs: Sequence[Written], *, epoch: int, prices_at: datetime
+) -> list[int]:
+    """Write a tick's work; returns the runs that were written: not those whose facts have moved meanwhile."""
+    if not runs:
+        return []
+    values = {"runs": _json([_plain(run) for run in runs]), "epoch": epoch, "prices_at": prices_at}
+    return list((await conn.execute(_WRITE, values)).scalars())
+
+
+def _plain(run: Written) -> dict[str, Any]:
+    return {
+        "run_id": run.run_id,
+        "changed_at": run.changed_at,
+        "label_hash": run.label_hash,
+        "labels": run.labels,
+        "rules": rules_to_json(run.rules),
+        "gone": list(run.gone),
+        "new": list(run.new),
+        "adjustments": list(run.adjustments),
+        "closed": run.closed,
+        "ended_at": run.ended_at,
+    }
+
+
+def _json(value: Any) -> str:
+    def exact(item: Any) -> Any:
+        if isinstance(item, Decimal):
+            return format(item, "f")  # as text: a JSON number would be read by others as a float
+        if isinstance(item, Mapping):
+            return dict(item)
+        raise TypeError(type(item).__name__)
+
+    return orjson.dumps(value, default=exact).decode()
+
+
+# --- rules and people's prices -------------------------------------------------------------------
+
+
+def rules_to_json(rules: Sequence[BillingRule]) -> list[dict[str, Any]]:
+    """As kept in ``billing_rule``."""
+    return [
+        {
+            "kind": None if rule.kind is None else rule.kind.value,
+            "starts": rule.starts.value,
+            "until": rule.until.value,
+            "step_s": rule.step_s,
+            "minimum_s": rule.minimum_s,
+            "reclaim_free_s": rule.reclaim_free_s,
+            "stopped_times": format(rule.stopped_times, "f"),
+        }
+        for rule in rules
+    ]
+
+
+def rules_from_json(items: Iterable[Mapping[str, Any]]) -> tuple[BillingRule, ...]:
+    return tuple(
+        BillingRule(
+            kind=None if item["kind"] is None else MeterKind(item["kind"]),
+            starts=BillsFrom(item["starts"]),
+            until=BillsUntil(item["until"]),
+            step_s=item["step_s"],
+            minimum_s=item["minimum_s"],
+            reclaim_free_s=item["reclaim_free_s"],
+            stopped_times=Decimal(item["stopped_times"]),
+        )
+        for item in items
+    )
+
+
+_PUT_RULES = text("""
+    insert into billing_rule (provider, account, rules, bills)
+    values (:provider, :account, cast(:rules as jsonb), :bills)
+    on conflict (provider, account) do update
+        set rules = excluded.rules, bills = excluded.bills, observed_at = now()
+        where (billing_rule.rules, billing_rule.bills) is distinct from (excluded.rules, excluded.bills)
+""")
+
+
+async def put_rules(
+    conn: AsyncConnection, *, provider: str, account: str, rules: Sequence[BillingRule], bills: bool
+) -> None:
+    """Write down how an account's cloud bills; ``bills``: whether it tells afterwards what it charged."""
+    values = {"provider": provider, "account": account, "rules": _json(rules_to_json(rules)), "bills": bills}
+    await conn.execute(_PUT_RULES, values)
+
+
+_PRICES = text("""
+    select 'override' as what, id, provider, account, sku, tier, usd_per_hour, lower(valid) as starts_at,
+        upper(valid) as ends_at, changed_at from price_override
+    union all
+    select 'commitment', id, provider, account, sku, tier, usd_per_hour, lower(valid), upper(valid),
+        changed_at from commitment
+""")
+
+
+async def prices(conn: AsyncConnection) -> Prices:
+    """What people have set, most special first: one account before all, one shape before all."""
+    rows = list(await conn.execute(_PRICES))
+    rows.sort(key=lambda row: (row.account == ANY, row.sku == ANY, row.tier == ANY, row.id))
+    names = ("id", "provider", "account", "sku", "tier", "usd_per_hour", "starts_at", "ends_at")
+    made: dict[str, list[Any]] = {"override": [], "commitment": []}
+    for row in rows:
+        kind = Override if row.what == "override" else Commitment
+        made[row.what].append(kind(**{name: getattr(row, name) for name in names}))
+    return Prices(
+        overrides=tuple(made["override"]),
+        commitments=tuple(made["commitment"]),
+        changed_at=max((row.changed_at for row in rows), default=datetime(1970, 1, 1, tzinfo=UTC)),
+    )

@@ -1,0 +1,180 @@
+-- Everything else reads from here, so that all totals agree by construction.
+create view charge as
+select
+    'segment:' || s.id as charge_id,
+    s.run_id,
+    s.label_set_id,
+    'Usage' as charge_category,
+    null::date as corrects,
+    s.period,
+    lower(s.period) as charge_period_start,
+    coalesce(upper(s.period), greatest(statement_timestamp(), lower(s.period))) as charge_period_end,
+    upper_inf(s.period) as is_open,
+    false as is_instant,
+    s.meter,
+    s.phase,
+    'usage' as kind,
+    s.gpus,
+    s.quantity,
+    extract(epoch from coalesce(upper(s.period), greatest(statement_timestamp(), lower(s.period)))
+        - lower(s.period)) as seconds,
+    s.list_usd as list_unit_price,
+    s.usd as contracted_unit_price,
+    s.quantity * s.list_usd as list_usd_per_hour,
+    s.quantity * s.usd as effective_usd_per_hour,
+    case when s.commitment_id is null then s.quantity * s.usd else 0 end as billed_usd_per_hour,
+    0::numeric as list_once,
+    0::numeric as effective_once,
+    0::numeric as billed_once,
+    s.commitment_id,
+    s.price_source,
+    s.confidence,
+    s.usd is null as is_unpriced,
+    s.why,
+    null::text as invoice
+from billing_segment s
+union all
+select
+    'adjustment:' || j.id,
+    j.run_id,
+    j.label_set_id,
+    case when j.kind in ('credit', 'refund') then 'Credit' when j.kind = 'tax' then 'Tax'
+        when j.kind in ('rounding', 'minimum') then 'Usage' else 'Adjustment' end,
+    j.corrects,
+    tstzrange(j.at, j.at, '[]'),
+    j.at,
+    j.at,
+    false,
+    true,
+    j.meter,
+    j.phase,
+    j.kind,
+    0,
+    1,
+    j.seconds,
+    null, null, null, null, null,
+    coalesce(j.list_dollar_seconds, 0),
+    j.dollar_seconds,
+    case when j.commitment_id is null then j.dollar_seconds else 0 end,
+    j.commitment_id,
+    case when j.kind = 'invoice_true_up' then 'billed' else 'quoted' end,
+    case when j.dollar_seconds is null then 'unpriced' else 'firm' end,
+    j.dollar_seconds is null,
+    j.reason,
+    j.invoice
+from billing_adjustment j
+union all
+select
+    'purchase:' || c.id, null, c.label_set_id, 'Purchase', null, tstzrange(lower(c.valid), lower(c.valid), '[]'),
+    lower(c.valid), lower(c.valid), false, true, '', '', 'purchase', 0, 1, 0, null, null, null, null, null,
+    0, 0, c.amount_usd * 3600, c.id, 'quoted', 'firm', false, c.reason, null
+from commitment c
+union all
+select
+    'unused:' || c.id, null, c.label_set_id, 'Usage', null, tstzrange(upper(c.valid), upper(c.valid), '[]'),
+    upper(c.valid), upper(c.valid), false, true, '', '', 'unused', 0, 1, 0, null, null, null, null, null,
+    0, c.amount_usd * 3600
+        - coalesce((select sum(s.dollar_seconds) from billing_segment s where s.commitment_id = c.id), 0)
+        - coalesce((select sum(j.dollar_seconds) from billing_adjustment j where j.commitment_id = c.id), 0),
+    0, c.id, 'quoted', 'firm', false, 'what was paid for and not used', null
+from commitment c where upper(c.valid) <= statement_timestamp();
+
+comment on view charge is
+'One segment of a machine (its price for its seconds; an open one ends now), or one adjustment: dollars that fall whole on the instant charge_period_start. Dollars are (per_hour x seconds + once) / 3600. Billed: on the cloud''s invoice; effective: what is paid in advance is spread over what it covers; list: on demand. Null is not known, never zero.';
+
+-- The exact part of every charge in a window: an adjustment is in it whole, or not at all.
+create function charge_between(t_from timestamptz, t_to timestamptz)
+returns table (
+    charge_id text, run_id bigint, label_set_id bigint, meter text, phase text, kind text, corrects date,
+    starts timestamptz, ends timestamptz, seconds numeric, gpu_seconds numeric,
+    billed_dollar_seconds numeric, effective_dollar_seconds numeric, list_dollar_seconds numeric,
+    guessed_dollar_seconds numeric, estimated_dollar_seconds numeric, unpriced_seconds numeric,
+    is_unpriced boolean, commitment_id bigint
+)
+language sql stable as $$
+    select c.charge_id, c.run_id, c.label_set_id, c.meter, c.phase, c.kind, c.corrects, t.starts, t.ends, t.seconds,
+        case when c.is_instant then 0 else c.gpus * t.seconds end,
+        case when c.is_instant then c.billed_once else c.billed_usd_per_hour * t.seconds end,
+        case when c.is_instant then c.effective_once else c.effective_usd_per_hour * t.seconds end,
+        case when c.is_instant then c.list_once else coalesce(c.list_usd_per_hour, c.effective_usd_per_hour) * t.seconds end,
+        case when c.confidence = 'guessed' then c.effective_usd_per_hour * t.seconds else 0 end,
+        case when c.confidence = 'estimated' then c.effective_usd_per_hour * t.seconds else 0 end,
+        case when c.is_unpriced then t.seconds else 0 end,
+        c.is_unpriced, c.commitment_id
+    from charge c cross join lateral (
+        select greatest(c.charge_period_start, t_from) as starts,
+            case when c.is_instant then c.charge_period_start else least(c.charge_period_end, t_to) end as ends,
+            case when c.is_instant then c.seconds else greatest(0, extract(epoch from
+                least(c.charge_period_end, t_to) - greatest(c.charge_period_start, t_from))) end as seconds
+    ) t
+    where t_from < t_to and c.period && tstzrange(t_from, case when t_from < t_to then t_to else t_from end, '[)')
+$$;
+comment on function charge_between(timestamptz, timestamptz) is
+'Report: every charge cut exactly to [t_from, t_to). One row a charge; dollars are dollar_seconds / 3600.';
+
+-- The windows of a report in a zone. Hours are hours of the sun; days, weeks and months are those of the wall.
+create function report_bucket(t_from timestamptz, t_to timestamptz, unit text, zone text)
+returns table (starts timestamptz, ends timestamptz, label text)
+language sql stable as $$
+    with edge as (
+        select case unit
+                when 'hour' then g.at
+                else (g.wall at time zone zone) end as at,
+            g.wall
+        from (
+            select null::timestamptz as at, w as wall from (
+                select case when unit in ('day', 'week', 'month') then unit end) u (unit),
+                generate_series(date_trunc(u.unit, t_from at time zone zone), t_to at time zone zone,
+                    ('1 ' || u.unit)::interval) w
+            union all
+            select h, h at time zone zone from generate_series(
+                date_trunc('hour', t_from, zone), t_to, interval '1 hour') h where unit = 'hour'
+            union all
+            select t_from, t_from at time zone zone where unit = 'all'
+        ) g
+    ), cut as (
+        select greatest(at, t_from) as starts,
+            least(coalesce(lead(at) over (order by wall, at), t_to), t_to) as ends, wall
+        from edge
+    )
+    select starts, ends, to_char(wall, case unit when 'hour' then 'YYYY-MM-DD HH24:MI' when 'month' then 'YYYY-MM'
+        when 'week' then 'IYYY-"W"IW' else 'YYYY-MM-DD' end)
+    from cut where starts < ends
+$$;
+comment on function report_bucket(timestamptz, timestamptz, text, text) is
+'Report: the parts of [t_from, t_to) by unit (all, hour, day, week, month) on the clocks of a zone.';
+
+-- Sealed days come from the daily sums, everything else from the charges themselves; both are exact.
+create function cost_lines(t_from timestamptz, t_to timestamptz, unit text, zone text)
+returns table (
+    bucket text, bucket_start timestamptz, label_set_id bigint, meter text, phase text, kind text,
+    seconds numeric, gpu_seconds numeric, billed_dollar_seconds numeric, effective_dollar_seconds numeric,
+    list_dollar_seconds numeric, guessed_dollar_seconds numeric, estimated_dollar_seconds numeric,
+    unpriced_seconds numeric
+)
+language sql stable as $$
+    with b as materialized (select * from report_bucket(t_from, t_to, unit, zone)),
+    sealed as materialized (
+        select d.day, b.starts, b.label, tstzrange(d.day::timestamp at time zone 'UTC',
+            (d.day + 1)::timestamp at time zone 'UTC') as span
+        from cost_day d join b on d.day::timestamp at time zone 'UTC' >= b.starts
+            and (d.day + 1)::timestamp at time zone 'UTC' <= b.ends
+        where not d.dirty
+    ), piece as materialized (
+        select b.starts, b.label, unnest(tstzmultirange(tstzrange(b.starts, b.ends))
+            - coalesce((select range_agg(s.span) from sealed s where s.starts = b.starts), '{}'::tstzmultirange)) as span
+        from b
+    )
+    select s.label, s.starts, d.label_set_id, d.meter, d.phase, d.kind, d.seconds, d.gpu_seconds,
+        d.billed_dollar_seconds, d.effective_dollar_seconds, d.list_dollar_seconds, d.guessed_dollar_seconds,
+        d.estimated_dollar_seconds, d.unpriced_seconds
+    from sealed s join cost_daily d on d.day = s.day
+    union all
+    select p.label, p.starts, c.label_set_id, c.meter, c.phase, c.kind, c.seconds, c.gpu_seconds,
+        coalesce(c.billed_dollar_seconds, 0), coalesce(c.effective_dollar_seconds, 0),
+        coalesce(c.list_dollar_seconds, 0), coalesce(c.guessed_dollar_seconds, 0),
+        coalesce(c.estimated_dollar_seconds, 0), c.unpriced_seconds
+    from piece p cross join lateral charge_between(lower(p.span), upper(p.span)) c
+$$;
+comment on function cost_lines(timestamptz, timestamptz, text, text) is
+'Report: what [t_from, t_to) costs, in lines that can be added up in any way. One row a bucket of the zone''s clock, attribution, meter, phase and kind, or part of one.';
