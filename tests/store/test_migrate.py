@@ -18,7 +18,6 @@ from app.store.migrate import SchemaTooNew
 from app.store.revisions import Verdict
 from app.store.tables import Base
 
-
 HEAD = int(revisions.head())
 ALL = [f"{number:04}" for number in range(1, HEAD + 1)]
 
