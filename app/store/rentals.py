@@ -548,8 +548,8 @@ async def observe(conn: AsyncConnection, rows: Sequence[Mapping[str, Any]]) -> N
     """First moments and ends of runs, each column written once; of one machine at most one row.
 
     But ``again``: the machine runs, and so an end of its workload that was told before has been undone by a
-    restart; the end is kept among ``stops``. ``asked``: the cloud has taken a terminate, which by itself shows
-    nothing of the machine. ``meters`` other than the last ones are added with the time.
+    restart; the end is kept among ``stops``. ``asked``: the cloud has taken a terminate, which by itself
+    shows nothing of the machine. ``meters`` other than the last ones are added with the time.
     """
     if rows:
         ordered = sorted(rows, key=lambda row: (row["provider"], row["account"], row["resource_id"]))
