@@ -30,7 +30,8 @@ def attribution_of(pod: Mapping[str, Any]) -> Attribution:
     metadata = pod["metadata"]
     labels = dict(metadata.get("labels") or {})
     owner = controller_of(pod)
-    kind, name = ("Pod", str(metadata.get("name", ""))) if owner is None else (owner["kind"], owner["name"])
+    maker = {"kind": "Pod", "name": metadata.get("name")} if owner is None else owner
+    kind, name = str(maker.get("kind") or ""), str(maker.get("name") or "")
     revision = labels.get("pod-template-hash")
     if kind == "ReplicaSet" and revision and name.endswith(f"-{revision}"):
         kind, name = "Deployment", name.removesuffix(f"-{revision}")
@@ -39,7 +40,7 @@ def attribution_of(pod: Mapping[str, Any]) -> Attribution:
         for key, value in sorted(labels.items())
         if key not in _REVISION_LABELS and not (key.startswith(f"{GROUP}/") and key not in _OURS_KEPT)
     }
-    return Attribution(kind=str(kind), name=str(name), labels=kept)
+    return Attribution(kind=kind, name=name, labels=kept)
 
 
 def template_of(pod: Mapping[str, Any]) -> str:

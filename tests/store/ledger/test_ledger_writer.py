@@ -10,7 +10,10 @@ from sqlalchemy import event
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from app.ledger.writer import Writer
-from providers.base import BillsFrom, BillsUntil
+from app.provisioning.core import run_facts
+from app.store import rentals
+from app.store.engine import begin
+from providers.base import BillsFrom, BillsUntil, Ref, ResourceId
 from tests.store.ledger.world import RULE, T0, Books, at, gpu
 
 
@@ -339,3 +342,27 @@ async def test_a_rule_without_booting_starts_with_the_machine(books: Books):
     await books.tick()
 
     assert [each["start"] for each in await books.segments(run)] == [at(30)]
+
+
+async def test_what_a_cloud_shows_later_is_kept_with_its_time(books: Books):
+    """Another price while it runs, and an end of its workload that a restart has undone."""
+    run = await books.run(resource_id="m", meters=[gpu("2")])
+    shown: dict[str, Any] = run_facts(
+        Ref(provider="modal", account="default", region="", resource_id=ResourceId("m")), None, gone=False
+    )
+    async with begin(books.engine) as conn:
+        for facts in (
+            {"running": True, "provider_started_at": at(10), "meters": [gpu("2")]},
+            {"running": True, "again": True, "meters": [gpu("3")]},
+            {"running": True, "again": True, "meters": [gpu("3")]},
+            {"exited": True, "provider_ended_at": at(60), "meters": []},
+            {"running": True, "again": True, "meters": [gpu("3")]},
+        ):
+            await rentals.observe(conn, [shown | facts])
+
+    (row,) = await books.sql("select repriced, stops, provider_ended_at from run where id = :id", id=run)
+    assert [each["meters"][0]["usd"] for each in row["repriced"]] == ["3"]
+    assert [each["ended"][:19] for each in row["stops"]] == [at(60).isoformat()[:19]]
+    assert row["provider_ended_at"] is None
+    await books.tick()
+    assert [each["usd"] for each in await books.segments(run)][-1] == 3
