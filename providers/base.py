@@ -159,7 +159,8 @@ class Workload:
     ``repr``, and their values are never logged. ``secret_env`` names the variables that hold a Secret's
     content: a cloud that shows an environment to more people than may read the Secret delivers those another
     way, or refuses in `Provider.validate`. ``ports`` are TCP. ``options`` are the claim's frozen provider
-    options, the same as in `Attempt`.
+    options, the same as in `Attempt`. ``needs_commands``: a probe or hook runs commands beside it, so that
+    only a cloud with `providers.capabilities.Executes` will do.
     """
 
     image: str
@@ -179,6 +180,7 @@ class Workload:
     options: Mapping[str, str] = field(default_factory=dict)
     registry: RegistryLogin | None = None
     egress: Egress = Egress()
+    needs_commands: bool = False
 
     def masked(self, text: str) -> str:
         """``text`` without our secrets, for whatever a cloud says of a request: it may quote from it.

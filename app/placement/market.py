@@ -13,6 +13,7 @@ from typing import Protocol
 import structlog
 
 from app.inventory.accounts import Accounts
+from app.inventory.fitness import refuses
 from app.placement.request import PlacementRequest
 from catalog.offerings import AccountKey, AccountOffers
 from providers.base import Completion, Offering, Workload, usd_per_hour
@@ -81,7 +82,7 @@ class Adapters:
         if opened is None or request.workload is None:
             return None
         try:
-            return opened.provider.validate(_workload(request, opened.name))
+            return refuses(opened.provider, _workload(request, opened.name))
         except Exception:  # provisioning asks again
             log.exception("validate raised", provider=opened.name)
             return None

@@ -5,6 +5,7 @@ is asked once the rental is in release.
 """
 
 import asyncio
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -19,8 +20,8 @@ from app.provisioning.model import ClaimSpec
 from app.store import backoffs
 from app.store.backoffs import Failure, Pace
 from app.store.engine import StoreUnavailable, begin
-from providers.base import MachineState, OutcomeUnknown, ProviderError, Ref, Throttled
-from providers.capabilities import Restarts
+from providers.base import MachineState, OutcomeUnknown, ProviderError, Ref, Throttled, Unavailable
+from providers.capabilities import Executes, Restarts
 
 log = structlog.get_logger()
 _UP = (MachineState.QUEUED, MachineState.BOOTING, MachineState.RUNNING)
@@ -99,6 +100,47 @@ class Keeper:
         log.info("restart", resource=ref.resource_id)
         return Kept.ASKED
 
+    async def command(self, key: AccountKey, ref: Ref, command: Sequence[str]) -> int:
+        """Run a command beside the workload, and its exit code; what it says is read and forgotten.
+
+        Cancelled, it is ended as far as the cloud can.
+
+        Raises:
+            ProviderError: it was not run, or nobody knows how it ended.
+        """
+        account = self.core.accounts.get(key)
+        if account is None or not isinstance(account.provider, Executes):
+            raise Unavailable("no commands can be run there now")
+        await account.budget.take(Urgency.RENT)
+        session = await account.provider.exec(ref, command, stdin=False, terminal=False)
+        if session is None:
+            raise Unavailable("the machine is gone")
+        reading = [
+            asyncio.ensure_future(_forget(session.stdout)),
+            asyncio.ensure_future(_forget(session.stderr)),
+        ]
+        try:
+            return await session.wait()
+        finally:
+            for task in reading:
+                task.cancel()
+            await asyncio.gather(*reading, return_exceptions=True)
+            await session.aclose()
+
+    async def hook(self, claim: ClaimSpec, command: Sequence[str], *, within_s: float) -> str | None:
+        """Run what is to be run before the workload's end; what went wrong, None if nothing."""
+        found = self._machine(claim)
+        if found is None:
+            return "the machine is gone"
+        try:
+            async with asyncio.timeout(within_s):
+                code = await self.command(claim.key, found[2], command)
+        except TimeoutError:
+            return "it was still running when the grace was over"
+        except ProviderError as error:
+            return str(error)
+        return None if code == 0 else f"it exited with {code}"
+
     async def note(self, failure: Failure) -> None:
         """Count an end that the Pod's policy would answer with a restart which the cloud cannot make.
 
@@ -143,3 +185,8 @@ class Keeper:
         unknown = isinstance(error, OutcomeUnknown | TimeoutError)
         text = str(error) or type(error).__name__
         log.warning(f"{what} failed", resource=ref.resource_id, unknown=unknown, error=text)
+
+
+async def _forget(stream: AsyncIterator[bytes]) -> None:
+    async for _ in stream:
+        pass

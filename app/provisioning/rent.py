@@ -18,6 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from app.api.quantities import usd
 from app.inventory.accounts import Account
 from app.inventory.budget import Urgency
+from app.inventory.fitness import refuses
 from app.inventory.identity import Identity, parse
 from app.inventory.rounds import Known
 from app.provisioning.core import Core, meters_json, request_hash
@@ -245,7 +246,7 @@ class Renter:
         core, claim, life, workload = self._core, call.claim, call.life, call.workload
         if workload is None:
             return self._wait(life, Why.NO_WORKLOAD, "what to run is not known")
-        if (why := call.account.provider.validate(workload)) is not None:
+        if (why := refuses(call.account.provider, workload)) is not None:
             return await self._refuse_unsent(call, RejectionKind.UNSUPPORTED, workload.masked(why))
         offering = self._offering(call)
         if offering is None:

@@ -67,6 +67,10 @@ class Care:
     killed_grace_s: float | None = None  # the probe's own grace, if it has one
     counted: bool = False  # its end, for its owner's wait
     failure: Failure | None = None
+    hook: tuple[str, ...] = ()  # to be run before the workload is asked to stop
+    hook_by: datetime | None = None
+    hook_done: bool = False
+    hook_trouble: str | None = None
     stop_by: datetime | None = None
     stop_told: bool = False
     stop_useless: bool = False
@@ -91,6 +95,12 @@ async def attend(
     if care.failure is not None and not care.counted:
         await keeper.note(care.failure)
         care.counted = True
+    if care.hook and care.hook_by is not None and not care.hook_done:
+        left_s = (care.hook_by - now()).total_seconds()
+        if left_s > 0:
+            care.hook_trouble = await keeper.hook(spec, care.hook, within_s=left_s)
+        care.hook_done = True
+        return None
     if care.stop_by is not None and not care.stop_told and not care.stop_useless:
         left_s = (care.stop_by - now()).total_seconds()
         if left_s <= 0:

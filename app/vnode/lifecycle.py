@@ -109,7 +109,13 @@ class Lifecycle:
         self._courses: dict[str, Course] = {}
         self._follow, self._rent, self._end, self._care = (self._queue() for _ in range(4))
         self._probes = Prober(
-            changed=self.touch, dead=self.kill, failing=self._unhealthy, clock=clock, now=now, rng=rng
+            changed=self.touch,
+            dead=self.kill,
+            failing=self._unhealthy,
+            clock=clock,
+            now=now,
+            rng=rng,
+            run_command=lambda ref, command: provisioning.keep.command(key, ref, command),
         )
         provisioning.inventory.on_round(self._listed)
         self._runs = Runs(

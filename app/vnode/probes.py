@@ -26,8 +26,8 @@ from yarl import URL
 from app.inventory.places import Place, place_of
 from app.kube.client import Obj
 from app.kube.patches import timestamp
-from app.workload.probes import HttpGet, Probe, ProbeKind, probes
-from providers.base import Machine, Ref
+from app.workload.probes import Exec, HttpGet, Probe, ProbeKind, probes
+from providers.base import Machine, ProviderError, Ref
 
 log = structlog.get_logger()
 
@@ -105,6 +105,14 @@ class _Run:
         return Health(started=started, ready=started and (readiness is None or readiness.passing is True))
 
 
+RunCommand = Callable[[Ref, tuple[str, ...]], Awaitable[int]]
+"""Runs a command beside the workload of a machine; its exit code.
+
+Raises:
+    ProviderError: it was not run.
+"""
+
+
 class Prober:
     """The probes of one virtual node's Pods.
 
@@ -122,9 +130,10 @@ class Prober:
         clock: Callable[[], float],
         now: Callable[[], datetime],
         rng: random.Random,
+        run_command: RunCommand,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._sleep = sleep
+        self._sleep, self._run_command = sleep, run_command
         self._changed, self._dead, self._failing = changed, dead, failing
         self._clock, self._now, self._rng = clock, now, rng
         self._runs: dict[str, _Run] = {}
@@ -256,6 +265,9 @@ class Prober:
                     return await self._answer(run.machine, probe)
             except TimeoutError:
                 return Answer(False, f"no answer within {probe.timeout_s:g} s", reached=False)
+            except ProviderError as error:  # the command was not run: that says nothing about the workload
+                log.info("probe's command not run", pod_uid=run.uid, error=str(error))
+                return None
             except (aiohttp.ClientConnectionError, OSError) as error:
                 return Answer(False, *_broken(error))
             except Exception as error:  # what it says may quote the request
@@ -264,6 +276,9 @@ class Prober:
 
     async def _answer(self, machine: Machine, probe: Probe) -> Answer | None:
         action = probe.action
+        if isinstance(action, Exec):
+            code = await self._run_command(machine.ref, action.command)
+            return Answer(code == 0, "" if code == 0 else f"command exited with {code}")
         place = place_of(machine, action.port)
         if place is None:
             return None

@@ -102,6 +102,15 @@ def grace_s(pod: Obj) -> float:
     return float(30 if given is None else given)
 
 
+def hook_of(pod: Obj) -> tuple[str, ...]:
+    """The command of the Pod's preStop hook; () without one."""
+    for container in pod["spec"]["containers"]:
+        hook = (container.get("lifecycle") or {}).get("preStop") or {}
+        if command := (hook.get("exec") or {}).get("command"):
+            return tuple(command)
+    return ()
+
+
 def sleep_s(pod: Obj) -> float:
     """How long the Pod's preStop hook sleeps before the workload is asked to stop."""
     hooks = (

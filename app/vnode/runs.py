@@ -162,7 +162,8 @@ class Runs:
     def end_gently(self, pod: Obj, course: Course, *, since: datetime, grace_s: float) -> Again | None:
         """Release the machine, but not while a workload that can hear of its end may still use its grace.
 
-        The hook's sleep is a part of the grace. A grace that got shorter meanwhile is told to the cloud, too.
+        What the hook does, and its sleep, is a part of the grace. A grace that got shorter meanwhile is told
+        to the cloud, too.
         """
         uid, care, machine = pod["metadata"]["uid"], course.care, self.machine(course)
         if course.release is not None:
@@ -171,6 +172,14 @@ class Runs:
         now = self._now()
         left_s = min(grace_s, (stop_by - now).total_seconds())
         up = machine is not None and machine.state is MachineState.RUNNING
+        hook = restarts.hook_of(pod)
+        if hook and up and left_s > 0 and not care.hook_done:
+            care.hook, care.hook_by = hook, stop_by
+            self._care(uid)
+            return Again(left_s)
+        if care.hook_trouble is not None:
+            self._events.note(pod, type="Warning", reason="FailedPreStopHook", message=care.hook_trouble)
+            care.hook_trouble = None
         if left_s <= 0 or not up or care.stop_useless or not self._provisioning.keep.stops(self._key):
             self._end(uid)
             return None

@@ -1,8 +1,8 @@
 """A container's probes, checked and with their ports resolved; and which of them are refused. Pure.
 
-We ask from outside, at the machine's endpoint, so only what can be asked there is accepted: http and tcp, on
-a port that the container declares. Another host is never asked: a Pod's author would make the controller talk
-to any address it can reach.
+Http and tcp are asked from outside, at the machine's endpoint, so only on a port that the container declares.
+A command needs a cloud that runs one in its machines (`needs_commands`). Another host is never asked: a Pod's
+author would make the controller talk to any address it can reach.
 """
 
 from collections.abc import Iterator, Mapping
@@ -39,11 +39,21 @@ class TcpConnect:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Exec:
+    """``command`` may hold a credential: it is in no ``repr``."""
+
+    command: tuple[str, ...] = field(repr=False)
+
+
+Action = HttpGet | TcpConnect | Exec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
     """One probe; the defaults are the API server's."""
 
     kind: ProbeKind
-    action: HttpGet | TcpConnect
+    action: Action
     initial_delay_s: float = 0.0
     period_s: float = 10.0
     timeout_s: float = 1.0
@@ -84,12 +94,10 @@ def refusals(container: Mapping[str, Any], field: str) -> Iterator[tuple[str, st
             continue
         path = f"{field}.{kind.field}"
         if "exec" in spec:
-            yield (
-                f"{path}.exec",
-                "is not supported by any provider of this version of Nebula: use httpGet or tcpSocket",
-            )
+            if not (spec["exec"] or {}).get("command"):
+                yield f"{path}.exec.command", "is empty: name the command that is to be run"
         elif "grpc" in spec:
-            yield f"{path}.grpc", "is not supported by this version of Nebula: use httpGet or tcpSocket"
+            yield f"{path}.grpc", "is not supported by this version of Nebula: use httpGet, tcpSocket or exec"
         else:
             name = "httpGet" if "httpGet" in spec else "tcpSocket"
             handler = spec.get(name) or {}
@@ -103,7 +111,15 @@ def refusals(container: Mapping[str, Any], field: str) -> Iterator[tuple[str, st
                 )
 
 
-def _action(container: Mapping[str, Any], spec: Mapping[str, Any]) -> HttpGet | TcpConnect:
+def needs_commands(container: Mapping[str, Any]) -> bool:
+    """Whether a probe, or the hook before its end, runs a command beside the workload."""
+    hook = (container.get("lifecycle") or {}).get("preStop") or {}
+    return bool(hook.get("exec")) or any("exec" in (container.get(kind.field) or {}) for kind in ProbeKind)
+
+
+def _action(container: Mapping[str, Any], spec: Mapping[str, Any]) -> Action:
+    if (run := spec.get("exec")) is not None:
+        return Exec(command=tuple(run["command"]))
     if (get := spec.get("httpGet")) is not None:
         path = get.get("path") or "/"
         return HttpGet(

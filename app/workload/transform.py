@@ -6,6 +6,7 @@ from typing import Any
 from app.workload.amounts import amounts_of
 from app.workload.environment import Environment
 from app.workload.expansion import expand
+from app.workload.probes import needs_commands
 from app.workload.shapes import unsupported
 from providers.base import Accelerator, Workload
 
@@ -51,6 +52,7 @@ def build(
         grace_s=_or(spec.get("terminationGracePeriodSeconds"), _DEFAULT_GRACE_S),
         active_deadline_s=spec.get("activeDeadlineSeconds"),
         options=dict(options),
+        needs_commands=needs_commands(container),
     )
 
 

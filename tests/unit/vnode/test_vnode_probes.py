@@ -21,7 +21,7 @@ from app.kube.patches import timestamp
 from app.kube.pki import mint_ca, mint_leaf
 from app.vnode.probes import HEALTHY, Health, Prober, Tally
 from app.workload.probes import Probe, ProbeKind, TcpConnect
-from providers.base import Machine, PortAddress
+from providers.base import Machine, PortAddress, Ref, Unavailable
 from tests.unit.vnode.vnode_makers import STARTED, a_machine, a_pod
 
 DEADLINE_S = 10.0
@@ -91,6 +91,11 @@ async def watched() -> AsyncIterator[Watched]:
     def changed(_uid: str) -> None:
         told.changes += 1
 
+    async def run_command(_ref: Ref, command: tuple[str, ...]) -> int:
+        if command[0] == "unable":
+            raise Unavailable("no answer")
+        return int(command[1])
+
     prober = Prober(
         changed=changed,
         dead=lambda _uid, message, _grace_s: told.deaths.append(message),
@@ -98,6 +103,7 @@ async def watched() -> AsyncIterator[Watched]:
         clock=time.monotonic,
         now=lambda: datetime.now(UTC),
         rng=random.Random(1),
+        run_command=run_command,
         sleep=sleep,
     )
     told = Watched(prober)
@@ -436,3 +442,23 @@ def _self_signed(folder: Path) -> ssl.SSLContext:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(file)
     return context
+
+
+async def test_a_command_passes_by_its_exit_code_and_its_words_are_never_shown(watched: Watched):
+    pod = probed(readiness={"exec": {"command": ["code", "0"]}})
+    await watched.until_health(pod, at("127.0.0.1:1"), HEALTHY)
+    watched.prober.forget(pod["metadata"]["uid"])
+
+    watched.prober.follow(probed(readiness={"exec": {"command": ["code", "3"]}}), at("127.0.0.1:1"))
+    await watched.until(lambda: bool(watched.failures))
+    assert watched.failures == ["Readiness probe failed: command exited with 3"]
+
+
+async def test_a_command_that_could_not_be_run_says_nothing_about_the_workload(watched: Watched):
+    pod = probed(liveness={"failureThreshold": 1, "exec": {"command": ["unable"]}})
+    watched.prober.heard()
+    watched.prober.follow(pod, at("127.0.0.1:1"))
+
+    await watched.until(lambda: len(watched.sleeps) > 5)
+
+    assert watched.deaths == []

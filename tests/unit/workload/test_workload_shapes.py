@@ -56,9 +56,6 @@ REFUSED_PODS = {
     "spec.containers[main].lifecycle.postStart": of_container(
         lifecycle={"postStart": {"sleep": {"seconds": 1}}}
     ),
-    "spec.containers[main].lifecycle.preStop.exec": of_container(
-        lifecycle={"preStop": {"exec": {"command": ["a"]}}}
-    ),
     "spec.containers[main].lifecycle.preStop.httpGet": of_container(
         lifecycle={"preStop": {"httpGet": {"port": 80}}}
     ),
@@ -128,7 +125,7 @@ OTHER_REFUSED_PODS = {
         resourceFieldRef={"resource": "limits.cpu"}
     ),
     "spec.containers[main].env[A].valueFrom.fileKeyRef": of_variable(fileKeyRef={"volumeName": "v"}),
-    "spec.containers[main].readinessProbe.exec": of_container(readinessProbe={"exec": {"command": ["a"]}}),
+    "spec.containers[main].readinessProbe.exec.command": of_container(readinessProbe={"exec": {}}),
     "spec.containers[main].livenessProbe.grpc": of_container(livenessProbe={"grpc": {"port": 80}}),
     "spec.containers[main].startupProbe.httpGet.port": of_container(startupProbe=PROBE),
     "spec.containers[main].readinessProbe.tcpSocket.port": of_container(
@@ -159,7 +156,7 @@ def test_every_row_of_the_table_has_its_case_here():
 
 
 def test_every_reason_is_given_at_once():
-    probed = a_container(livenessProbe={"exec": {"command": ["true"]}})
+    probed = a_container(livenessProbe={"grpc": {"port": 1}})
     found = refusals(a_pod(probed, a_container(name="b"), hostNetwork=True))
 
     assert len(found) == 3
