@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hack.demo.endings import crash_loop, job, reclaim
+from hack.demo.inside import logs
 from hack.demo.renting import runpod
 from hack.demo.reserving import reserve
 from hack.demo.stage import NAMESPACE, SAMPLES, Stage
@@ -183,4 +184,5 @@ SCENES: dict[str, Callable[[Stage], None]] = {
     "reclaim": reclaim,
     "job": job,
     "crash-loop": crash_loop,
+    "logs": logs,
 }

@@ -30,6 +30,7 @@ SAMPLES = ROOT / "docs" / "samples"
 NAMESPACE = "nebula-demo"
 CLOUDS = {"modal": "fake", "aws": "fake", "runpod": "runpod"}  # by name, the simulator of each
 RUNPOD_KEY = {"RUNPOD_API_KEY": "any"}  # the simulated one asks for none in particular
+RUNNING = ("modal",)  # clouds whose machines run their command as a local process
 POOLS = ("gpu", "cheapest", "capped", "patient", "modal-only", "aws-only", "anywhere")
 
 
@@ -44,8 +45,13 @@ class Cloud:
         folder.mkdir(parents=True, exist_ok=True)
         self.name = name
         self._log = folder / "simulator.log"
+        scenario = SAMPLES / "scenarios" / f"{name}.yaml"
+        if name in RUNNING and sys.platform == "linux":
+            own = folder / "scenario.yaml"
+            own.write_text(scenario.read_text() + "processes: {}\n")
+            scenario = own
         argv = [sys.executable, "-m", "app.cli", "simulate", CLOUDS[name]]
-        argv += ["--scenario", str(SAMPLES / "scenarios" / f"{name}.yaml"), "--state", str(folder)]
+        argv += ["--scenario", str(scenario), "--state", str(folder)]
         self._process = processes.spawn(argv, log=self._log)
         self.url = self._listening()
 

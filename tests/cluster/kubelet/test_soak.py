@@ -1,0 +1,75 @@
+"""Two hundred sessions with abrupt ends leave nothing behind."""
+
+import asyncio
+import ssl
+from pathlib import Path
+
+import aiohttp
+import psutil
+import pytest
+
+from tests.cluster.kubelet.conftest import Bench
+from tests.cluster.kubelet.test_endpoint import client_tls
+from tests.support.composed import until
+
+SESSIONS, AT_ONCE = 200, 20
+_GROWTH_BYTES = 24 << 20
+
+
+@pytest.mark.slow
+async def test_two_hundred_sessions_that_are_torn_leave_no_socket_process_or_memory(
+    bench: Bench, tmp_path: Path
+):
+    await bench.shell("p", "sleep 600")
+    controller = psutil.Process(bench.controller.pid)
+    context = client_tls(bench, tmp_path)
+    await _torn(bench, context, count=SESSIONS // 2)  # what is loaded and cached once is there then
+    await until(lambda: _quiet(bench, controller))
+    before = (controller.num_fds(), controller.num_threads(), controller.memory_info().rss)
+
+    await _torn(bench, context, count=SESSIONS)
+
+    await until(lambda: _quiet(bench, controller), what="every session's process and connection is gone")
+    fds, threads, rss = controller.num_fds(), controller.num_threads(), controller.memory_info().rss
+    assert fds <= before[0] + 4
+    assert threads <= before[1] + 2
+    assert rss <= before[2] + _GROWTH_BYTES
+
+
+async def _torn(bench: Bench, context: ssl.SSLContext, *, count: int) -> None:
+    """Sessions in every state: before a byte, in the middle of output, while input is not read."""
+    path = f"{bench.controller.kubelet_url}/exec/{bench.namespace}/p/work?input=1&output=1&error=1"
+    commands = ("command=sleep&command=600", "command=yes", "command=cat")
+    places = asyncio.Semaphore(AT_ONCE)
+
+    async def one(number: int) -> None:
+        async with places, aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context)) as http:
+            ws = await http.ws_connect(f"{path}&{commands[number % 3]}", protocols=["v4.channel.k8s.io"])
+            if number % 3 == 1:
+                await ws.receive()
+            if number % 3 == 2:
+                await ws.send_bytes(b"\0" + b"x" * 100_000)
+            if number % 2:
+                await ws.close()
+            else:
+                transport = ws._writer.transport
+                assert transport is not None
+                transport.abort()
+
+    await asyncio.gather(*(one(number) for number in range(count)))
+
+
+def _quiet(bench: Bench, controller: psutil.Process) -> bool:
+    port = int(bench.controller.kubelet_url.rpartition(":")[2])
+    open_ = [
+        each
+        for each in controller.net_connections(kind="tcp")
+        if each.laddr.port == port and each.status not in (psutil.CONN_LISTEN, psutil.CONN_TIME_WAIT)
+    ]
+    running = [each for each in psutil.process_iter(["cmdline"]) if _is_ours(each.info["cmdline"])]
+    return not open_ and not running
+
+
+def _is_ours(argv: list[str] | None) -> bool:
+    """The commands of the sessions; the Pod's own is under a shell."""
+    return argv in (["yes"], ["cat"])
