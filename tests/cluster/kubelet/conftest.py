@@ -24,7 +24,10 @@ from tests.support.cluster import Kubectl
 
 Obj = dict[str, Any]
 DEADLINE_S = 40.0
-CLOUDS: dict[str, Obj] = {"runs": SMALL | {"processes": {}}, "mute": SMALL}
+CLOUDS: dict[str, Obj] = {
+    "runs": SMALL | {"account": "acct-runs", "processes": {}},
+    "mute": SMALL | {"account": "acct-mute"},
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,6 +119,24 @@ def test_a_namespace_that_does_not_exist_is_named_with_its_option(cluster: Clust
     assert "namespace nowhere does not exist: create it, or give --namespace" in said
 
 
+@pytest.mark.behaviour(272)
+def test_an_endpoint_that_could_know_nobody_ends_the_start(
+    cluster: Cluster, our_kinds: None, system: str, tmp_path: Path
+):
+    empty = tmp_path / "ca.pem"
+    empty.write_text("no certificate")
+    for file, words in ((tmp_path / "none.pem", "No such file"), (empty, "holds no certificate")):
+        code, said = refused(
+            *("--namespace", system, "--kubelet-address", "127.0.0.1", "--kubelet-bind", "127.0.0.1:0"),
+            *("--kubelet-client-ca-file", str(file)),
+            kubeconfig=cluster.kubeconfig,
+        )
+
+        assert code == 1
+        assert words in said
+        assert "--kubelet-client-ca-file" in said
+
+
 def test_options_that_an_adapter_refuses_end_the_start(
     cluster: Cluster, our_kinds: None, system: str, tmp_path: Path
 ):

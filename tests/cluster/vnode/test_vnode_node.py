@@ -52,6 +52,25 @@ async def test_the_node_of_an_account_has_room_for_any_pod_and_a_taint_that_keep
     assert status["nodeInfo"]["operatingSystem"] == "linux"
 
 
+@pytest.mark.behaviour(116)
+async def test_a_node_leads_to_the_leader_and_a_takeover_moves_it_before_anything_else(world: World) -> None:
+    async with world.running(kubelet_address="127.0.0.7", kubelet_bind="127.0.0.7:10777"):
+        await world.until_true(lambda: leads_to(world, "127.0.0.7", 10777))
+    world.wire.writes.clear()
+
+    async with world.running(kubelet_address="127.0.0.8", kubelet_bind="127.0.0.8:10888"):
+        await world.until_true(lambda: leads_to(world, "127.0.0.8", 10888))
+
+    assert world.wire.writes[0] == ("PATCH nodes/status", world.node)
+
+
+async def leads_to(world: World, address: str, port: int) -> bool:
+    status = ((await node(world)) or {}).get("status") or {}
+    return status.get("addresses") == [{"type": "InternalIP", "address": address}] and status.get(
+        "daemonEndpoints"
+    ) == {"kubeletEndpoint": {"Port": port}}
+
+
 async def test_a_healthy_node_is_written_once_and_then_only_its_lease(world: World) -> None:
     async with world.running(node_lease_s=0.1):
         await ready(world)

@@ -153,3 +153,15 @@ def test_every_option_of_a_replica_is_in_its_help():
     assert result.exit_code == 0
     for name in Settings.model_fields:
         assert f"--{name.replace('_', '-')}" in result.output
+
+
+@pytest.mark.behaviour(271)
+@pytest.mark.parametrize("address", ["kubelet.example", "10.0.0", "10.0.0.1:10250"])
+def test_the_endpoints_address_is_an_ip_address(address: str):
+    with pytest.raises(SettingsError, match="must be an IP address"):
+        load({"kubelet_address": address}, {})
+
+
+def test_an_empty_address_turns_the_endpoint_off():
+    assert load({}, {"NEBULA_KUBELET_ADDRESS": ""}).kubelet_address is None
+    assert load({}, {"NEBULA_KUBELET_ADDRESS": "[fd00::1]"}).kubelet_address == "fd00::1"
