@@ -4,7 +4,9 @@ import asyncio
 import base64
 import json
 import re
+import shutil
 import ssl
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -266,13 +268,10 @@ asyncio.run(main())
     assert out.decode().split() == ["1", "2", "3"], err.decode()
 
 
-async def test_exec_probes_and_the_hook_before_the_end_are_run_in_the_machine(bench: Bench, tmp_path: Path):
-    told = tmp_path / "told"
-    told.touch()
-    told.chmod(0o666)
-    for folder in (tmp_path, *tmp_path.parents[:-1]):
-        if folder.stat().st_mode & 0o001 == 0:
-            pytest.skip("the processes' account cannot reach the test's folder")
+async def test_exec_probes_and_the_hook_before_the_end_are_run_in_the_machine(bench: Bench):
+    folder = Path(tempfile.mkdtemp())  # not the test's own, which the processes' account cannot reach
+    folder.chmod(0o777)
+    told = folder / "told"
     lifecycle = {"preStop": {"exec": {"command": ["sh", "-c", f"echo bye > {told}"]}}}
     probe = {"exec": {"command": ["sh", "-c", "test -e $HOME/ready"]}, "periodSeconds": 1}
     await bench.shell(
@@ -289,6 +288,7 @@ async def test_exec_probes_and_the_hook_before_the_end_are_run_in_the_machine(be
     await bench.ok("delete", "pod", "p", "--grace-period=10")
 
     assert told.read_text() == "bye\n"
+    shutil.rmtree(folder)
 
 
 async def test_where_no_command_can_be_run_a_pod_with_an_exec_probe_is_not_placed(bench: Bench):

@@ -28,7 +28,7 @@ async def test_options_choose_what_a_running_container_shows(bench: Bench):
         "echo old; sleep 2.5; for n in 1 2 3; do echo line $n; done; echo err >&2; printf rest; sleep 600"
     )
     await bench.shell("p", script)
-    await until_said(bench, "p", b"err")
+    await until_said(bench, "p", b"rest")
     logs = ("logs", "p", "-c", "work")
 
     assert (await bench.ok(*logs)).replace(b"err\n", b"") == b"old\nline 1\nline 2\nline 3\nrest"
