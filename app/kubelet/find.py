@@ -56,8 +56,17 @@ class Target:
 
     def state(self, container: str) -> Obj:
         """``{"waiting": …}``, ``running`` or ``terminated``, as the Pod's status tells; {} before it does."""
+        return self._status(container).get("state") or {}
+
+    def has_run(self, container: str) -> bool:
+        """Whether there may be output: it runs, has ended, or waits between two runs."""
+        status = self._status(container)
+        last, now = status.get("lastState") or {}, status.get("state") or {}
+        return "running" in now or "terminated" in now or "terminated" in last
+
+    def _status(self, container: str) -> Obj:
         statuses = (self.pod.get("status") or {}).get("containerStatuses") or ()
-        return next((each.get("state") or {} for each in statuses if each["name"] == container), {})
+        return next((each for each in statuses if each["name"] == container), {})
 
 
 class Finder:

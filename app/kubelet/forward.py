@@ -211,6 +211,9 @@ class _Tunnel(asyncio.Transport):
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self._outer.put(websocket.message(bytes(data)))
 
+    def get_write_buffer_size(self) -> int:
+        return 0  # the outer connection watches its own
+
     def is_closing(self) -> bool:
         return self._outer._closing or self._outer.lost.done()
 

@@ -13,7 +13,6 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from starlette.types import Receive, Scope, Send
 
 from app.inventory.budget import Urgency
-from app.kube.client import Obj
 from app.kube.errors import KubeError
 from app.kubelet.find import Finder, Target
 from app.kubelet.handover import break_off
@@ -64,7 +63,7 @@ class Outputs:
             raise NoLog(404, f'container "{container}" not found in pod "{name}"')
         if options.previous:
             return self._answer(await self._previous(target, container), options)
-        if not target.over and not _has_begun(target.state(container)):
+        if not target.over and not target.has_run(container):
             if not options.follow:
                 raise _waiting(target, container)
             return self._answer(self._awaited(target, container, options), options)
@@ -146,7 +145,7 @@ class Outputs:
         counts: Counts,
     ) -> AsyncIterator[LogChunk]:
         """The stream without what ``counts`` says was delivered already, however often it breaks."""
-        failures, stream = 0, first
+        failures, stream, wait_s = 0, first, LOOK_S
         while True:
             try:
                 if stream is None:
@@ -159,7 +158,8 @@ class Outputs:
                     return
                 if not options.follow or await self._is_over(target):
                     return
-                await asyncio.sleep(LOOK_S)  # it has said nothing yet
+                await asyncio.sleep(wait_s)  # it has said nothing yet
+                wait_s = min(LOOK_MAX_S, wait_s * 1.5)
             except ProviderError as error:
                 failures += 1
                 if failures >= TRIES or (not options.follow and (options.since or options.tail_lines)):
@@ -194,14 +194,14 @@ class Outputs:
     async def _awaited(self, target: Target, container: str, options: LogOptions) -> AsyncIterator[LogChunk]:
         """A follower that came before the machine: it waits for it, as long as the Pod lives."""
         wait_s = LOOK_S
-        while not target.over and not _has_begun(target.state(container)):
+        while not target.over and not target.has_run(container):
             await asyncio.sleep(wait_s)
             wait_s = min(LOOK_MAX_S, wait_s * 1.2)
             newer = await self._look(target)
             if newer is None:
                 return
             target = newer
-        if target.over and not _has_begun(target.state(container)):
+        if target.over and not target.has_run(container):
             status = target.pod["status"]
             words = f"{status.get('reason') or status['phase']}: {status.get('message') or 'it never ran'}"
             yield LogChunk(data=f"[{words}]\n".encode())
@@ -316,10 +316,6 @@ async def _iterated(chunks: list[LogChunk]) -> AsyncIterator[LogChunk]:
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def _has_begun(state: Obj) -> bool:
-    return "running" in state or "terminated" in state
 
 
 def _waiting(target: Target, container: str) -> NoLog:

@@ -10,12 +10,12 @@ import socket
 import struct
 import time
 from collections import deque
-from typing import Any
 
 from app.kubelet import spdy, websocket
 
 HOLD_BYTES = 512 * 1024
 STREAMS_MAX = 512  # of one connection: each port-forward of kubectl takes two
+UNREAD_BYTES_MAX = 4 << 20
 OPEN_S = 30.0
 _HIGH_WATER_BYTES = 256 * 1024
 _PIECE_BYTES = 64 * 1024
@@ -80,9 +80,17 @@ class Peer(asyncio.Protocol):
             raise Lost
 
     def put(self, data: bytes) -> None:
-        """Write without waiting: for frames of a few bytes."""
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(data)
+        """Write without waiting: for frames of a few bytes.
+
+        A client that asks for answers (pings, streams) and reads none is cut off before they fill the memory.
+        """
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        if transport.get_write_buffer_size() > UNREAD_BYTES_MAX:
+            transport.abort()
+            return
+        transport.write(data)
 
     def close(self) -> None:
         """Send what is written, then close."""
@@ -309,8 +317,3 @@ class WebSocketPeer(Peer):
             self._closing = True
             self.put(websocket.close(code))
             self.close()
-
-
-def gauge(peers: Any) -> int:
-    """How many bytes wait for a reader, for tests and metrics."""
-    return sum(peer._held for peer in peers)

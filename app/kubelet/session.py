@@ -56,9 +56,14 @@ class _Copy:
         self.task = asyncio.create_task(self._run(source, put))
 
     async def _run(self, source: AsyncIterator[bytes], put: Callable[[bytes], Awaitable[None]]) -> None:
+        wanted = True
         async for data in source:
             self.busy = True
-            await put(data)
+            if wanted:
+                try:
+                    await put(data)
+                except Lost:  # of this stream alone, maybe: the command must not stand still for it
+                    wanted = False
             self.busy, self.moved_at = False, time.monotonic()
 
 
