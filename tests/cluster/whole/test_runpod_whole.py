@@ -298,6 +298,7 @@ def _smoke(world: World, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [ROOT / "hack/e2e/runpod-smoke.sh"],
         env={
+            "HOME": str(world.controller.log.parent),  # kubectl keeps a cache there
             "PATH": f"{program.parent}:{os.environ['PATH']}",
             "KUBECONFIG": str(world.kubectl._kubeconfig),
             "RUNPOD_API_KEY": KEY,
