@@ -162,11 +162,15 @@ def _pool_of(pool: str | None) -> "NodePool | None":
     import yaml
     from pydantic import ValidationError
 
+    from app.api.keys import NODE_POOL
     from app.api.nodepool import NodePool
 
     try:
-        raw = yaml.safe_load(path.read_text())
-        return NodePool.model_validate(raw)
+        documents = [each for each in yaml.safe_load_all(path.read_text()) if isinstance(each, dict)]
+        pools = [each for each in documents if each.get("kind") == NODE_POOL]
+        if len(pools) != 1:
+            raise click.UsageError(f"--pool {path}: it has {len(pools)} NodePools, and one is asked for")
+        return NodePool.model_validate(pools[0])
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise click.UsageError(f"--pool {path}: not YAML: {error}") from None
     except ValidationError as error:

@@ -84,7 +84,7 @@ async def test_a_pools_rules_say_why_each_offer_is_out(clouds: Any, tmp_path: Pa
         },
     }
     file = tmp_path / "pool.yaml"
-    file.write_text(yaml.safe_dump(pool))
+    file.write_text(yaml.safe_dump_all([pool, {"kind": "Deployment"}]))
 
     code, out, err = await nebula(
         "offers", "--accelerator", "H100", "--count", "8", "--pool", str(file), "-o", "json", env=of(clouds)
