@@ -265,7 +265,6 @@ class RunPod:
         """Nothing: RunPod's own stop frees the cards and keeps the pod, to be started by anybody."""
 
     async def terminate(self, ref: Ref) -> Terminated:
-        self._listing.expect_end(ref.resource_id)
         async with self._in_time():
             reply = await self._ask("DELETE", ref)
         return Terminated.NOT_FOUND if reply is None else Terminated.ACCEPTED

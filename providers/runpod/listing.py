@@ -27,6 +27,7 @@ from providers.runpod.wire import JOB_VARIABLE, Pod, PodPage
 
 _PAGE = 1000
 _PROVE_EVERY_S = 600.0
+_PROOFS = 3  # lists in a row, once a pod is missing
 _ENDS_A_ROUND = 5
 _ASKS_FOR_AN_END = 3
 _LOOKS_A_ROUND = 2
@@ -81,17 +82,13 @@ class Listing:
         self._pull_window_s, self._job_every_s = pull_window_s, job_every_s
         self._look_after_s = min(_LOOK_EVERY_S, pull_window_s / 10)
         self._shown: frozenset[str] = frozenset()
-        self._ending: set[str] = set()
+        self._proofs_due = 0
         self._proven_at = clock()
         self._ends: dict[str, End] = {}
         self._asked: dict[str, int] = {}
         self._boots: dict[str, _Boot] = {}
         self._lives: dict[str, _Life] = {}
         self._jobs: dict[str, _Job] = {}
-
-    def expect_end(self, pod_id: str) -> None:
-        """We end it: its absence needs no proof."""
-        self._ending.add(pod_id)
 
     def end_of(self, pod: Pod) -> End | None:
         if is_over(pod):
@@ -210,9 +207,12 @@ class Listing:
             query = {"limit": str(_PAGE), "cursor": cursor}
 
     def _needs_proof(self, pods: Sequence[Pod]) -> bool:
-        missing = self._shown - self._ending - {pod.id for pod in pods}
+        if not self._shown <= {pod.id for pod in pods}:
+            self._proofs_due = _PROOFS  # whoever concludes that it is gone does so from more than one list
+        due = self._proofs_due > 0
+        self._proofs_due = max(0, self._proofs_due - 1)
         overdue = self._clock() - self._proven_at >= _PROVE_EVERY_S
-        return self._parts.proven is None or bool(missing) or overdue
+        return self._parts.proven is None or due or overdue
 
     async def _look_at_boots(self, pods: Sequence[Pod]) -> int:
         """Read what the host says of pods that take long; how many requests it took."""
@@ -263,7 +263,6 @@ class Listing:
     def _remember(self, pods: Sequence[Pod]) -> None:
         """What a whole list showed; whatever it did not show is forgotten."""
         self._shown = frozenset(pod.id for pod in pods)
-        self._ending &= self._shown
         for memory in (self._ends, self._asked, self._boots, self._lives, self._jobs):
             for pod_id in memory.keys() - self._shown:
                 del memory[pod_id]

@@ -230,6 +230,7 @@ async def test_what_a_user_is_told_of_an_image_that_runpod_cannot_pull(world: Wo
     await world.nothing_left()
 
 
+@pytest.mark.slow
 @pytest.mark.behaviour(222)
 async def test_out_of_stock_is_said_and_waited_for_and_no_card_is_blamed_for_long(world: World):
     await world.cloud.set_capacity(0, tier="OnDemand", accelerator="A40")
@@ -273,6 +274,7 @@ async def _none(world: World) -> bool:
     return not await world.cloud.alive()
 
 
+@pytest.mark.slow
 @pytest.mark.behaviour(387)
 async def test_the_smoke_script_rents_only_with_its_gate_and_proves_that_nothing_is_left(world: World):
     before = len(await world.cloud.machines())
