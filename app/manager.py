@@ -41,7 +41,7 @@ from app.provisioning.service import Provisioning
 from app.settings import Settings
 from app.store.engine import StoreUnavailable, begin, engine_of
 from app.store.installation import get as installation_of
-from app.store.installation import get_or_create, hold, next_epoch, set_epoch_at_least
+from app.store.installation import get_or_create, hold, id_of, next_epoch, set_epoch_at_least
 from app.store.migrate import SchemaTooNew, migrate
 from app.telemetry.health import Health
 from app.upkeep import Upkeep
@@ -215,13 +215,15 @@ class Replica:
         settings, store, wait_s = self._settings, self._store, self._settings.backoff_base_s
         while True:
             try:
-                if not store.migrated.is_set():
+                recorded = await self._recorded(engine)
+                if recorded is None:
+                    store.migrated.clear()  # new, or emptied under us
+                if recorded in (None, installation) and not store.migrated.is_set():
                     await migrate(settings.direct_database_url or settings.database_url or "")
-                recorded = await self._recorded(engine, installation)
+                if recorded is None and self._leading:
+                    recorded = await self._take_into_use(engine, installation)
             except (StoreUnavailable, KubeError) as error:
                 _say_trouble(store, str(error)[:256])
-                if isinstance(error, StoreUnavailable) and error.sqlstate == "42P01":  # emptied under us
-                    store.migrated.clear()
                 if not store.foreign.is_set():
                     store.candid.set()
                 await asyncio.sleep(wait_s)
@@ -253,18 +255,25 @@ class Replica:
             self._elected.clear()
             wait_s = min(settings.backoff_max_s, wait_s * 2)
 
-    async def _recorded(self, engine: AsyncEngine, installation: str) -> str | None:
-        """The id that the database carries. An empty one gets ours, if we lead: a replica that stands by may
-        have been given somebody else's.
+    async def _recorded(self, engine: AsyncEngine) -> str | None:
+        """The id that the database carries, None if it knows of no installation.
+
+        Nothing is changed by asking: somebody else's database is not even migrated.
+        """
+        try:
+            async with begin(engine) as conn:
+                return await id_of(conn)
+        except StoreUnavailable as error:
+            if error.sqlstate == "42P01":  # there are no tables
+                return None
+            raise
+
+    async def _take_into_use(self, engine: AsyncEngine, installation: str) -> str:
+        """Give an empty database our id, and return the one that it has then. For the leader alone: a replica
+        that stands by may have been given the wrong one.
 
         Where claims were marked already, an empty database is one that has lost its rows: sweeps are held.
         """
-        async with begin(engine) as conn:
-            found = await installation_of(conn)
-        if found is not None:
-            return found.id
-        if not self._leading:
-            return None
         remembered = await self._marked_claims(installation)
         async with begin(engine) as conn:
             made = await get_or_create(conn, new_id=installation)
@@ -373,7 +382,7 @@ class Replica:
         bindings = Cache(kube.room("cache"), paths.cloudpodbindings())
         nodes = Cache(kube.room("cache"), paths.nodes(), label_selector=_OUR_NODES)
         namespaces = Cache(kube.room("cache"), paths.namespaces())
-        events = Recorder(kube.room("events"))
+        events = Recorder(kube.room("events"), now=kube.now)
         provisioning = Provisioning(
             accounts=accounts,
             offerings=offerings,
@@ -402,6 +411,7 @@ class Replica:
             term=leadership,
             events=events,
             market=Adapters(accounts),
+            now=kube.now,
         )
         claim_keeper = Claims(
             kube=kube,
@@ -413,6 +423,7 @@ class Replica:
             accounts_names=accounts.names,
             settings=settings,
             events=events,
+            now=kube.now,
         )
         vnodes = VirtualNodes(
             kube=kube,
@@ -424,6 +435,7 @@ class Replica:
             settings=settings,
             events=events,
             installation=installation,
+            now=kube.now,
             clock=boot_clock,
         )
         ledger = Ledger(

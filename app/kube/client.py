@@ -16,6 +16,7 @@ import os
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from datetime import datetime
 from typing import Any, Literal, Self
 from urllib.parse import urlencode
 
@@ -26,6 +27,7 @@ from yarl import URL
 
 from app.kube import auth
 from app.kube.errors import Conflict, KubeError, Replaced, Unreachable, from_response
+from app.kube.servertime import ServerTime
 
 log = structlog.get_logger()
 
@@ -88,6 +90,10 @@ class Kube:
     def server(self) -> str:
         """The API server's address, for people."""
         return self._transport.server
+
+    def now(self) -> datetime:
+        """The API server's time, aware, UTC: for what is measured against moments that it wrote down."""
+        return self._transport.time.now()
 
     async def close(self) -> None:
         """Close the shared session: every view is unusable afterwards."""
@@ -282,6 +288,7 @@ class _Transport:
 
     def __init__(self, connection: auth.Connection, *, parallel: int) -> None:
         self._connection = connection
+        self.time = ServerTime()
         self._places = asyncio.Semaphore(parallel)
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S),
@@ -317,6 +324,7 @@ class _Transport:
                     response = await self._request(method, path, data, headers | credentials, timeout)
                     async with response:
                         body = await response.read()
+                        self.time.hear(response.headers.get("Date"))
             except _LOST as error:
                 if method != "GET" or lost:
                     raise Unreachable(f"{method} {path}: {_text(error)}") from error

@@ -61,6 +61,12 @@ async def get(conn: AsyncConnection, *, lock: bool = False) -> Installation | No
     return Installation(id=row["id"], epoch=row["epoch"], hold=_hold(row), created_at=row["created_at"])
 
 
+async def id_of(conn: AsyncConnection) -> str | None:
+    """The installation's id and nothing else, so that it can be read whatever revision the schema has."""
+    found: str | None = (await conn.execute(select(_table.c.id))).scalar_one_or_none()
+    return found
+
+
 async def next_epoch(conn: AsyncConnection, lease_epoch: int) -> int:
     """Begin a new leader's epoch: one more than the larger of the Lease's and the store's.
 

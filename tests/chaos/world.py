@@ -88,17 +88,19 @@ class World:
         options: dict[str, str] = PATIENT,
         cloud: FakeCloud | None = None,
         url: str | None = None,
+        kubeconfig: Path | None = None,
     ) -> Controller:
         """A replica. The first serves the webhooks at the address that the configurations name.
 
         ``webhook``: another address to listen on, while the configurations still name the common one.
-        ``cloud`` and ``url``: another cloud, or way to the database, than the others'.
+        ``cloud``, ``url`` and ``kubeconfig``: another cloud, or way to the database or API server, than the
+        others'.
         """
         cloud = cloud or self.cloud
         other = f"{PROVIDER}={cloud.simulator},url={cloud.url},list_every_s=0.2,calls_per_s=100"
         made = Controller(
             self.folder / name,
-            kubeconfig=self.cluster.kubeconfig,
+            kubeconfig=kubeconfig or self.cluster.kubeconfig,
             database_url=url or self.postgres.url_of(self.database),
             clouds={PROVIDER: cloud.url} if cloud.simulator == "fake" else {},
             others=[other] if cloud.simulator != "fake" else [],
@@ -108,7 +110,7 @@ class World:
                 "NEBULA_NAMESPACE": self.system,
                 "NEBULA_IDENTITY": name,
                 "NEBULA_WEBHOOK_BIND": webhook or self.webhook,
-                "NEBULA_WEBHOOK_URL": f"https://{self.webhook}",
+                "NEBULA_WEBHOOK_URL": options.get("NEBULA_WEBHOOK_URL", f"https://{self.webhook}"),
             },
         )
         self.controllers.append(made)
@@ -179,17 +181,18 @@ class World:
 
     # --- objects ----------------------------------------------------------------------------------
 
-    async def create_pod(self, name: str, *, owned: bool = True) -> None:
+    async def create_pod(self, name: str, *, owned: bool = True, **spec: Any) -> None:
         """A Pod that asks for one H100; repeated while the webhook that must see it is away.
 
         ``owned``: by something that makes no other. One that nobody owns is rented for while it is gated.
+        ``spec``: further fields of its spec.
         """
         metadata: Obj = {"name": name, "labels": _LABELS}
         if owned:
             metadata["ownerReferences"] = [await self._owner()]
         await self._create(
             paths.pods(self.namespace),
-            {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": _SPEC},
+            {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": _SPEC | spec},
         )
 
     async def _owner(self) -> Obj:
@@ -307,6 +310,11 @@ class World:
                 await connection.execute(statement)
         finally:
             await connection.close()
+
+    @property
+    def postgres_address(self) -> str:
+        """The Unix socket that the server listens at."""
+        return f"{self.postgres.host}/.s.PGSQL.{self.postgres.port}"
 
     def _dsn(self, database: str) -> str:
         return self.postgres.url_of(database).replace("postgresql+asyncpg", "postgresql")

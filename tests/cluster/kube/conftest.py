@@ -9,9 +9,10 @@ from app.api.crds import load_crds
 from app.kube import paths
 from app.kube.client import Kube
 from hack.cluster import Cluster
-from tests.cluster.kube.disturbed import Proxy, kubeconfig_through
 from tests.cluster.kube.scripted import ScriptedServer, kubeconfig_for, serving
 from tests.cluster.kube.waiting import until
+from tests.support.disturbed import api_server_of, kubeconfig_through
+from tests.support.proxy import Proxy
 
 
 @pytest.fixture(scope="session")
@@ -54,7 +55,7 @@ async def namespace(kube: Kube) -> AsyncIterator[str]:
 @pytest.fixture
 async def proxy(cluster: Cluster) -> AsyncIterator[Proxy]:
     """A TCP forwarder in front of the API server that can be told to misbehave."""
-    async with Proxy.before(cluster.kubeconfig) as running:
+    async with Proxy.running(api_server_of(cluster.kubeconfig)) as running:
         yield running
 
 

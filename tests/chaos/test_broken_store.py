@@ -1,0 +1,151 @@
+"""Everything that Postgres may become under live Pods: no Pod changes, nothing is rented, ends go on.
+
+And when it is back, what waited is rented once, and what had ended is put on record.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+import pytest
+
+from tests.chaos.world import QUICK, World
+from tests.support.proxy import Proxy
+
+Fault = Callable[[World, Proxy], AbstractAsyncContextManager[None]]
+ROLE = "ordinary"  # limits and read-only modes do not bind the server's own user
+# Silent connections are given up after this, and not after ten seconds.
+IMPATIENT = QUICK | {"NEBULA_DATABASE_TIMEOUT_S": "2"}
+
+
+@asynccontextmanager
+async def stopped(world: World, _proxy: Proxy) -> AsyncIterator[None]:
+    await asyncio.to_thread(world.postgres.stop)
+    yield
+    await asyncio.to_thread(world.postgres.start)
+
+
+@asynccontextmanager
+async def read_only(world: World, proxy: Proxy) -> AsyncIterator[None]:
+    """As after a failover to a server that only follows."""
+    await world.administer(f'alter database "{world.database}" set default_transaction_read_only = on')
+    await proxy.cut()
+    yield
+    await world.administer(f'alter database "{world.database}" reset default_transaction_read_only')
+    await proxy.cut()
+
+
+@asynccontextmanager
+async def without_connections(world: World, proxy: Proxy) -> AsyncIterator[None]:
+    await world.administer(f"alter role {ROLE} connection limit 0")
+    await proxy.cut()
+    yield
+    await world.administer(f"alter role {ROLE} connection limit -1")
+
+
+@asynccontextmanager
+async def full(world: World, _proxy: Proxy) -> AsyncIterator[None]:
+    """Every write is refused by the server with its own code for a full disk; reads go on."""
+    public = await world.rows(
+        "select quote_ident(tablename) as name from pg_tables where schemaname = 'public'"
+    )
+    tables = [row["name"] for row in public]
+    await world.rows(
+        "create function no_space() returns trigger language plpgsql as $$ begin"
+        " raise exception 'could not extend file: No space left on device' using errcode = '53100'; end $$"
+    )
+    for table in tables:
+        await world.rows(
+            f"create trigger no_space before insert or update or delete on {table}"
+            " for each statement execute function no_space()"
+        )
+    yield
+    for table in tables:
+        await world.rows(f"drop trigger no_space on {table}")
+
+
+@asynccontextmanager
+async def silent(_world: World, proxy: Proxy) -> AsyncIterator[None]:
+    """Half open: nobody closes a connection, and nothing passes on old ones or new ones."""
+    proxy.stall()
+    yield
+    await proxy.cut()
+    proxy.flow()
+
+
+FAULTS = [stopped, read_only, without_connections, full, silent]
+
+
+@pytest.fixture
+async def proxy(world: World) -> AsyncIterator[Proxy]:
+    """The controller's way to its database; as an ordinary user of it."""
+    await world.administer(
+        f"do $$ begin create role {ROLE} login; exception when duplicate_object then null; end $$",
+        f'grant create, connect on database "{world.database}" to {ROLE}',
+    )
+    await world.rows(f"grant all on schema public to {ROLE}")
+    await world.rows(f"grant all on all tables in schema public to {ROLE}")
+    await world.rows(f"grant all on all sequences in schema public to {ROLE}")
+    async with Proxy.running(world.postgres_address) as running:
+        yield running
+
+
+def url_through(proxy: Proxy, world: World) -> str:
+    return f"postgresql://{ROLE}@127.0.0.1:{proxy.port}/{world.database}?sslmode=disable"
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+async def test_a_store_that_cannot_be_used_changes_no_pod_and_rents_nothing_and_ends_go_on(
+    world: World, proxy: Proxy, fault: Fault
+):
+    controller = world.controller(options=IMPATIENT, url=url_through(proxy, world))
+    await world.start(controller)
+    await world.create_pods("kept", "deleted")
+    await world.until_ready("kept", "deleted")
+    before = (await world.pod("kept"))["status"]
+
+    async with fault(world, proxy):
+        await world.create_pod("waiting")
+        await world.delete_pods("deleted")
+        await world.until_gone("deleted")
+        lists = (await world.cloud.truth())["calls"]["list"]
+        await world.cloud.until(
+            lambda truth: truth["calls"]["list"] > lists + 10, within_s=60, what="ten more lists"
+        )
+        assert len(await world.cloud.creates()) == 2
+        assert "waiting" not in await world.ready()
+        assert (await world.pod("kept"))["status"] == before
+        assert "deletionTimestamp" in (await world.claim_of("deleted"))["metadata"]
+
+    await world.until_ready("waiting", "kept")
+    await world.until("the deleted Pod's claim goes", lambda: _claims_are(world, 2))
+    assert (await world.pod("kept"))["status"] == before
+    await world.one_machine_for_each_pod(ever=3)
+    await world.each_attempt_was_sent_once()
+    await world.delete_pods("waiting", "kept")
+    await world.until_nothing_is_left()
+
+
+async def test_half_open_connections_to_the_store_are_given_up_and_nothing_doubles(
+    world: World, proxy: Proxy
+):
+    controller = world.controller(options=IMPATIENT, url=url_through(proxy, world))
+    await world.start(controller)
+    await world.create_pod("one")
+    await world.until_ready("one")
+    before = (await world.pod("one"))["status"]
+
+    for name in ("two", "three"):
+        assert proxy.silence() > 0
+        await world.create_pod(name)
+        await world.until_ready(name)
+
+    assert (await world.pod("one"))["status"] == before
+    await world.one_machine_for_each_pod(ever=3)
+    await world.each_attempt_was_sent_once()
+    await world.delete_pods("one", "two", "three")
+    await world.until_nothing_is_left()
+
+
+async def _claims_are(world: World, count: int) -> bool:
+    return len(await world.claims()) == count
