@@ -25,6 +25,11 @@ class RegionWords:
     join: str | None = None
 
     @property
+    def named(self) -> tuple[str, ...]:
+        """Every region that any group names."""
+        return tuple(dict.fromkeys(region for group in self.groups.values() for region in group))
+
+    @property
     def grouped(self) -> tuple[str, ...]:
         """Every region of every group, in walking order."""
         return tuple(region for group in self.walk for region in self.groups[group])

@@ -17,6 +17,7 @@ Options of an account: ``url``, ``graphql_url``, ``cloud`` (the default of the P
 import asyncio
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from decimal import Decimal
 from typing import Final
@@ -24,6 +25,7 @@ from typing import Final
 from pydantic import ValidationError
 
 from catalog.catalogue import load
+from catalog.regions import words_of
 from providers.base import (
     Accepted,
     Access,
@@ -79,7 +81,7 @@ from providers.runpod.machines import gpu_meter, machine_of, meters_of, state_of
 from providers.runpod.options import Options, checked
 from providers.runpod.parts import Parts
 from providers.runpod.prices import offerings_of
-from providers.runpod.wire import Gpus, Pod
+from providers.runpod.wire import Centres, Gpus, Pod
 
 KEY_VARIABLE: Final = "RUNPOD_API_KEY"
 
@@ -106,6 +108,7 @@ class RunPod:
             pull_window_s=options.pull_window_s,
             job_every_s=options.job_every_s,
         )
+        self._centres = frozenset(words_of("runpod").named)
         written = load().of("runpod").rows
         self._names = {
             row.shape.removeprefix(orders.COMMUNITY): row.accelerator.type
@@ -174,6 +177,9 @@ class RunPod:
         query = {"include": "AVAILABILITY", "product": "POD"}
         async with self._in_time():
             reply = await read(self._client, "/catalog/gpus", query=query)
+            with suppress(Unavailable):  # those that we know will do
+                centres = parsed(Centres, await read(self._client, "/catalog/datacenters"))
+                self._centres |= {each.id for each in centres.centres}
         return offerings_of(
             parsed(Gpus, reply),
             provider=self._name,
@@ -207,8 +213,8 @@ class RunPod:
         avoid: frozenset[str],
     ) -> Mapping[str, str] | Rejection:
         """The id of the registry login that the image is pulled with; nothing for a public one."""
-        if region and offering.shape.startswith(orders.COMMUNITY):
-            return _nowhere(offering, region)
+        if (refused := self._unplaceable(region, offering)) is not None:
+            return refused
         if workload.registry is None:
             return {}
         async with self._in_time():
@@ -335,8 +341,22 @@ class RunPod:
             return Rejection(kind=RejectionKind.PRICE, message=message, scope=_shape(attempt, offering))
         if reason := self.validate(workload):
             return Rejection(kind=RejectionKind.INVALID, message=reason)
-        if attempt.region and offering.shape.startswith(orders.COMMUNITY):
-            return _nowhere(offering, attempt.region)
+        return self._unplaceable(attempt.region, offering)
+
+    def _unplaceable(self, region: str, offering: Offering) -> Rejection | None:
+        """Why nothing of the offering can be had in these data centres.
+
+        RunPod takes one that it does not have, and then places anywhere: that would be rented and returned
+        again and again.
+        """
+        if region and offering.shape.startswith(orders.COMMUNITY):
+            return _nowhere(offering, region)
+        if missing := [each for each in orders.regions_of(region) if each not in self._centres]:
+            return Rejection(
+                kind=RejectionKind.UNSUPPORTED,
+                message=f"RunPod has no data centre {', '.join(missing)}: correct the pool's regions",
+                scope=BlockScope(region=region),
+            )
         return None
 
     async def _accepted(self, attempt: Attempt, offering: Offering, reply: Reply) -> Accepted:

@@ -154,6 +154,14 @@ class Gpus(BaseModel):
     gpus: list[Gpu]
 
 
+class Centre(BaseModel):
+    id: str = Field(min_length=1)
+
+
+class Centres(BaseModel):
+    centres: list[Centre] = Field(alias="dataCenters")
+
+
 class LogLine(BaseModel):
     """The data of one event of a log stream."""
 

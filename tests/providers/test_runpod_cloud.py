@@ -122,6 +122,19 @@ async def test_a_pod_in_a_place_that_the_pool_does_not_allow_is_unfit(new_pair: 
     assert accepted.unfit.scope == BlockScope(accelerator="a40:1", tier=Tier.ON_DEMAND, region="EU-RO-1")
 
 
+async def test_a_data_centre_that_runpod_does_not_have_is_refused_before_anything_is_sent(new_pair: NewPair):
+    pair = await new_pair(regions=["EU-RO-1", "XX-NEW-1"], lists="global")
+    offer = await offering(pair, shape="NVIDIA A40")
+
+    wrong = await ordered(pair, offer=offer, region="EU-RO-1|EU-ZZ-9")
+    new = await rented(pair, offer=offer, region="xx-new-1")
+
+    assert isinstance(wrong, Rejection)
+    assert (wrong.kind, wrong.scope) == (RejectionKind.UNSUPPORTED, BlockScope(region="EU-RO-1|EU-ZZ-9"))
+    assert "no data centre EU-ZZ-9" in wrong.message
+    assert new.location == "XX-NEW-1"  # the live catalogue names it
+
+
 async def test_of_several_data_centres_one_with_room_is_taken(new_pair: NewPair):
     pair = await new_pair(**CENTRES)
     await pair.cloud.set_capacity(0, tier="OnDemand", accelerator="A40", region="EU-RO-1")
@@ -373,6 +386,35 @@ async def test_the_older_api_may_be_gone_and_only_reasons_are_missing_then(new_p
     assert machine.end.reason is EndReason.UNKNOWN
     with pytest.raises(Unavailable):
         await runpod(pair).balance()
+
+
+async def test_fc_079_a_silent_api_holds_nobody_up(new_pair: NewPair):
+    pair = await new_pair(config={"call_timeout_s": 0.5})
+    accepted = await rented(pair)
+    cloud, ref = runpod(pair), accepted.ref
+    login = RegistryLogin(server="ghcr.io", username="user", password="x")
+    offer = await offering(pair, shape="NVIDIA A40")
+    await pair.cloud.pause()
+
+    answers = await asyncio.gather(
+        cloud.parts(frozenset()),
+        cloud.balance(),
+        cloud.logs(ref, follow=False, since=None, tail_lines=None),
+        cloud.prepare(
+            a_workload(registry=login),
+            offering=offer,
+            region="",
+            ceiling_usd_per_hour=None,
+            options={},
+            avoid=frozenset(),
+        ),
+        cloud.restart(ref),
+        ordered(pair, offer=offer),
+        return_exceptions=True,
+    )
+
+    names = [type(answer).__name__ for answer in answers]
+    assert names == ["Unavailable"] * 4 + ["OutcomeUnknown"] * 2
 
 
 # --- lists ---------------------------------------------------------------------------------------------

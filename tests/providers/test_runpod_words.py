@@ -7,6 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
+from app.store import blocks
 from providers.base import (
     Accelerator,
     Attempt,
@@ -132,6 +133,16 @@ def test_fc_100_a_refused_login_is_never_absence():
     assert not is_no_such_pod(a_reply(404, None, raw=b"pod not found"))
     assert not is_no_such_pod(a_reply(404, "GET /v2/podz not found"))
     assert is_no_such_pod(a_reply(404, "pod not found"))
+
+
+@pytest.mark.parametrize(("status", "text"), [(401, "invalid API key"), (403, "access denied")])
+def test_fc_070_a_refused_login_takes_the_whole_account_out_and_no_other(status: int, text: str):
+    answer = meant(a_reply(status, text))
+    scope = blocks.Scope(provider="runpod", account="default", everything=answer.scope.everything)
+
+    assert scope.covers(provider="runpod", account="default", accelerator="a40:1", region="EU-SE-1")
+    assert not scope.covers(provider="runpod", account="spare", accelerator="h100:8", region="EU-RO-1")
+    assert not scope.covers(provider="modal", account="default", accelerator="h100:8")
 
 
 def test_the_edge_page_is_said_for_what_it_is():
