@@ -43,6 +43,7 @@ from app.store.engine import StoreUnavailable, begin, engine_of
 from app.store.installation import get as installation_of
 from app.store.installation import get_or_create, hold, id_of, next_epoch, set_epoch_at_least
 from app.store.migrate import SchemaTooNew, migrate
+from app.sweep.sweeper import Sweeper
 from app.telemetry.health import Health
 from app.upkeep import Upkeep
 from app.vnode.controller import VirtualNodes
@@ -350,7 +351,7 @@ class Replica:
             self._kube,
             namespace=settings.namespace,
             name=keys.LEASE_NAME,
-            identity=settings.identity or f"{socket.gethostname()}-{os.getpid()}",
+            identity=self._identity(),
             duration_s=settings.lease_duration_s,
             deadline_s=settings.lease_deadline_s,
             renew_s=settings.lease_renew_s,
@@ -369,6 +370,9 @@ class Replica:
                 log.info("not leading any more")
 
         await election.run(lead)
+
+    def _identity(self) -> str:
+        return self._settings.identity or f"{socket.gethostname()}-{os.getpid()}"
 
     async def _lead(
         self, term: Term, engine: AsyncEngine, installation: str, accounts: Accounts, admission: Admission
@@ -446,6 +450,21 @@ class Replica:
             installation=installation,
             leadership=leadership,
         )
+        sweeper = Sweeper(
+            kube=kube,
+            claims=claims,
+            pods=pods,
+            pools=pools,
+            accounts=accounts,
+            provisioning=provisioning,
+            engine=engine,
+            settings=settings,
+            installation=installation,
+            leadership=leadership,
+            events=events,
+            leader=self._identity(),
+            clock=boot_clock,
+        )
         async with asyncio.TaskGroup() as duties:
             duties.create_task(self._settle_epoch(term, leadership, engine), name="epoch")
             for cache in (pods, pools, claims, bindings, nodes, namespaces):
@@ -455,6 +474,7 @@ class Replica:
             duties.create_task(self._once_migrated(mirror.run), name="mirror")
             duties.create_task(self._once_migrated(Upkeep(engine).run), name="upkeep")
             duties.create_task(self._once_migrated(ledger.run), name="ledger")
+            duties.create_task(self._once_migrated(sweeper.run), name="sweep")
             duties.create_task(vnodes.run(), name="vnode")
             duties.create_task(claim_keeper.run(), name="claims")
             duties.create_task(self._place(placement, accounts, offerings, nodes), name="placement")

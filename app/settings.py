@@ -42,7 +42,17 @@ FAST: dict[str, Any] = {
     "ledger_every_s": 0.2,
     "bill_every_s": 1.0,
     "bill_settle_s": 1.0,
+    "dead_man_s": 600.0,
+    "sweep_every_s": 0.5,
+    "sweep_margin_s": 1.0,
+    "sweep_ending_s": 10.0,
+    "sweep_launch_s": 10.0,
+    "sweep_report_only_s": 0.05,
+    "sweep_part_grace_s": 2.0,
 }
+
+
+DEAD_MAN_TIMES = 10  # a machine's own limit is so far above the times in which we notice that we are away
 
 
 class SettingsError(ValueError):
@@ -225,7 +235,30 @@ class Settings(BaseModel):
     budget_look_ahead_s: Seconds = Field(
         3600.0, description="A NodePool's budget counts what runs and is promised for so much longer."
     )
-
+    dead_man_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
+        21600.0,
+        description="A batch machine that nobody extends for so long ends by itself, if it can; 0: off.",
+    )
+    sweep_mode: Literal["sweep", "report"] = Field(
+        "sweep", description="`report`: orphans are found and told, and ended only when a person approves."
+    )
+    sweep_every_s: Seconds = Field(60.0, description="How often what the clouds show is judged.")
+    sweep_margin_s: Seconds = Field(
+        300.0, description="Added to a cloud's longest create and settling time: an orphan's grace."
+    )
+    sweep_ending_s: Seconds = Field(600.0, description="A machine that takes longer to end is told of.")
+    sweep_launch_s: Seconds = Field(300.0, description="A claim without a machine for longer is told of.")
+    sweep_report_only_s: Seconds = Field(
+        3600.0, description="How long after an install or upgrade nothing is ended unapproved."
+    )
+    sweep_max_machines: int = Field(5, ge=0, description="More orphans at once than this are not ended,")
+    sweep_max_share: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.10, description="or than this share of our machines, whichever is more; a person approves."
+    )
+    sweep_approval_s: Seconds = Field(3600.0, description="How long an approval counts.")
+    sweep_part_grace_s: Seconds = Field(
+        86400.0, description="How long a key, template or group of ours may lie unused."
+    )
     node_lease_s: Seconds = Field(10.0, description="How often a virtual node's Lease is renewed.")
     node_status_s: Seconds = Field(
         300.0, description="How often an unchanged virtual node's status is written."
@@ -270,6 +303,12 @@ class Settings(BaseModel):
             raise ValueError("backoff-base-s must not exceed backoff-max-s")
         if self.restart_base_s > self.restart_max_s:
             raise ValueError("restart-base-s must not exceed restart-max-s")
+        longest_s = max(self.unknown_timeout_floor_s, self.silence_s, self.lease_duration_s)
+        if 0 < self.dead_man_s < DEAD_MAN_TIMES * longest_s:
+            raise ValueError(
+                f"dead-man-s must be 0, or at least {DEAD_MAN_TIMES * longest_s:g}: {DEAD_MAN_TIMES} times"
+                " the longest of unknown-timeout-floor-s, silence-s and lease-duration-s"
+            )
         if self.list_busy_s > self.list_rest_s:
             raise ValueError("list-busy-s must not exceed list-rest-s")
         return self

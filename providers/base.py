@@ -155,6 +155,9 @@ class RegistryLogin:
 class Workload:
     """What a cloud needs to run one Pod's container, resolved and free of Kubernetes.
 
+    ``dead_man``: the machine should end by itself once nobody has extended its life for
+    `ProviderConfig.dead_man_s` (`Traits.dead_man`).
+
     ``env`` carries secrets, and so may ``command`` and ``args``, which refer to it: they are left out of
     ``repr``, and their values are never logged. ``secret_env`` names the variables that hold a Secret's
     content: a cloud that shows an environment to more people than may read the Secret delivers those another
@@ -181,6 +184,7 @@ class Workload:
     registry: RegistryLogin | None = None
     egress: Egress = Egress()
     needs_commands: bool = False
+    dead_man: bool = False
 
     def masked(self, text: str) -> str:
         """``text`` without our secrets, for whatever a cloud says of a request: it may quote from it.
@@ -337,6 +341,7 @@ class Machine:
     so an exited machine shows what it still costs. ``ports`` is empty where every port is itself at
     ``endpoint``. ``location`` is the finest place that the cloud names (zone, data centre, country).
     ``trouble`` is what the cloud finds wrong with a machine that is not over, None when nothing.
+    ``expires_at`` is when the cloud ends it by itself, unless it is extended; None: never, as far as is told.
     """
 
     ref: Ref
@@ -351,6 +356,7 @@ class Machine:
     ports: tuple[PortAddress, ...] = ()
     location: str | None = None
     trouble: str | None = None
+    expires_at: datetime | None = None
 
     @property
     def exists(self) -> bool:
@@ -514,7 +520,9 @@ class Traits:
     that `Provider.provision` may take from call to answer, so the client's time-out of the settling rule.
     ``boot_deadline_s``: from accepted to running. ``ended_listed_s``: how long a machine that ended by itself
     stays in the list; None when until it is terminated. ``graceful_stop``: `Provider.stop` reaches the
-    workload; False means that it does nothing, and that no grace need be waited for.
+    workload; False means that it does nothing, and that no grace need be waited for. ``dead_man``: a create
+    may carry a limit after which the cloud itself ends the machine, and `providers.capabilities.Extends` puts
+    it off.
     """
 
     tiers: frozenset[Tier]
@@ -534,6 +542,7 @@ class Traits:
     provision_every_s: float = 0.0
     ended_listed_s: float | None = None
     graceful_stop: bool = False
+    dead_man: bool = False
     billing: tuple[BillingRule, ...] = ()
     options: tuple[OptionSpec, ...] = ()
 
@@ -545,7 +554,8 @@ class ProviderConfig:
     ``credentials`` are the entries of the account's Secret, by the names that its cloud uses for environment
     variables; an adapter falls back on the variable of that name. Empty where there is no such Secret.
     ``settle_after_s`` and ``call_timeout_s`` override the adapter's declaration when set (tests, the demo);
-    ``call_timeout_s`` then bounds a create, too.
+    ``call_timeout_s`` then bounds a create, too. ``dead_man_s`` is how long a machine lives that nobody
+    extends any more, None for ever.
     """
 
     name: str
@@ -555,6 +565,7 @@ class ProviderConfig:
     credentials: Mapping[str, str] = field(default_factory=dict, repr=False)
     settle_after_s: float | None = None
     call_timeout_s: float | None = None
+    dead_man_s: float | None = None
 
 
 @runtime_checkable

@@ -323,6 +323,21 @@ class Restarts(Protocol):
         ...
 
 
+@runtime_checkable
+class Extends(Protocol):
+    """Ends a machine by itself at a limit, and puts that off (`Traits.dead_man`)."""
+
+    async def extend(self, ref: Ref) -> bool:
+        """Let it live for another `ProviderConfig.dead_man_s` from now; False: there is no such machine.
+
+        It never shortens a life, and never gives a limit to a machine that has none.
+
+        Raises:
+            Unavailable, Throttled: ask again, the limit stands.
+        """
+        ...
+
+
 # --- what is there besides machines --------------------------------------------------------------
 
 

@@ -17,6 +17,8 @@ from app.admission.spelling import misspelt
 from app.api.keys import (
     ACCOUNT_LABEL,
     AIBRIX_GROUP,
+    DEAD_MAN_ANNOTATION,
+    DEAD_MAN_OFF,
     ENABLED,
     ENABLED_LABEL,
     OWN_POD_ANNOTATIONS,
@@ -159,6 +161,9 @@ def _annotations(annotations: Mapping[str, str], *, stock: Stock) -> list[str]:
         for key, why in _NOT_BUILT.items()
         if key in annotations
     ]
+    wish = annotations.get(DEAD_MAN_ANNOTATION, DEAD_MAN_OFF)
+    if wish != DEAD_MAN_OFF:
+        found.append(f'annotation {DEAD_MAN_ANNOTATION} is {wish!r}: write "off", or leave it out')
     try:
         workload.max_price_of(annotations)
     except workload.BadRequest as error:

@@ -19,7 +19,7 @@ _LABELS: Final = frozenset(
         f"{keys.GROUP}/sandboxset",
     }
 )
-_ANNOTATIONS: Final = keys.OWN_POD_ANNOTATIONS | {keys.REGIONS_ANNOTATION}
+_ANNOTATIONS: Final = keys.OWN_POD_ANNOTATIONS | {keys.REGIONS_ANNOTATION, keys.DEAD_MAN_ANNOTATION}
 _CEILING = keys.MAX_PRICE_ANNOTATION.rpartition("/")[2]
 _NEAR = 0.8
 

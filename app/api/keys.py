@@ -46,6 +46,8 @@ OWN_POD_ANNOTATIONS: Final = frozenset(
 
 # Annotations of a Pod that its author may set.
 REGIONS_ANNOTATION: Final = f"{GROUP}/regions"
+DEAD_MAN_ANNOTATION: Final = f"{GROUP}/dead-man"
+DEAD_MAN_OFF: Final = "off"
 MAX_PRICE_ANNOTATION: Final = f"{AIBRIX_GROUP}/max-price"
 VAST_VERIFIED_ANNOTATION: Final = f"{AIBRIX_GROUP}/vast-verified"
 VAST_MACHINE_ID_ANNOTATION: Final = f"{AIBRIX_GROUP}/vast-machine-id"

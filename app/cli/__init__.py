@@ -8,6 +8,8 @@ import click
 _COMMANDS = {
     "run": ("run", "command", "Run one replica of the controller."),
     "migrate": ("migrate", "command", "Bring the database to this version's schema."),
+    "backup": ("backup", "backup", "Write the whole store into a file."),
+    "restore": ("backup", "restore", "Put the store back to a file's state, and hold the sweeps."),
     "hold": ("hold", "group", "Show, and confirm, what holds the sweeps."),
     "blocks": ("blocks", "group", "Show and clear what placement avoids."),
     "offers": ("offers", "command", "Show what could be rented now, and for how much."),
@@ -15,6 +17,8 @@ _COMMANDS = {
     "cost": ("cost", "group", "What was paid: reports, a Pod's receipt, an export, a check."),
     "burn": ("burn", "command", "What runs now costs an hour."),
     "why": ("why", "command", "Say why a Pod is placed where it is, or not at all."),
+    "orphans": ("orphans", "group", "Show machines without an owner, and why; protect, adopt, forget."),
+    "sweep": ("orphans", "sweep", "Show what would be ended, and with your word have it ended."),
     "simulate": ("simulate", "command", "Run a simulated cloud on 127.0.0.1."),
 }
 

@@ -204,6 +204,7 @@ class Accounts:
             credentials=credentials,
             settle_after_s=self.settings.settle_after_s,
             call_timeout_s=self.settings.call_timeout_s,
+            dead_man_s=self.settings.dead_man_s or None,
         )
         try:
             provider = await factory.open(config)

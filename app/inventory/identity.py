@@ -15,6 +15,7 @@ from uuid import UUID
 from providers.base import ClaimUid
 
 INSTALLATION_LENGTH = 10
+_PART = re.compile(r"nb-([a-z2-7]{10})-([a-z]{2,12})-([0-9a-f]{16})", re.ASCII)
 _FORM = re.compile(
     r"(nb-([a-z2-7]{10})-([a-z2-7]{26})-([1-9][0-9]{0,3})-([1-9][0-9]{0,8}))-([a-z2-7]{4})", re.ASCII
 )
@@ -50,6 +51,24 @@ def parse(text: str | None) -> Identity | None:
     if claim_uid is None:
         return None
     return Identity(installation=match[2], claim_uid=claim_uid, attempt=int(match[4]), sequence=int(match[5]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedPart:
+    """A part that claims of one installation share (a registry login, a template), named by its content."""
+
+    installation: str
+    what: str
+    digest: str
+
+    def __str__(self) -> str:
+        return f"nb-{self.installation}-{self.what}-{self.digest}"
+
+
+def parse_part(text: str | None) -> SharedPart | None:
+    """The name of a shared part; None for anything else, such as the marker that stands for an account."""
+    match = _PART.fullmatch(text) if text else None
+    return SharedPart(installation=match[1], what=match[2], digest=match[3]) if match else None
 
 
 def new_installation() -> str:

@@ -267,7 +267,8 @@ class Inventory:
         state = self._places.setdefault(place, _PlaceState())
         shown = {machine.ref.resource_id: machine.ref for machine, _ in ours if machine.exists}
         if unknown is None:
-            unknown = await self._unexplained_shrink(account, state, shown)
+            listed = {machine.ref.resource_id for machine in one.machines if machine.exists}
+            unknown = await self._unexplained_shrink(account, state, shown, listed)
         for machine, identity in ours:
             self._remember(machine, identity, place, began)
         if unknown is None:
@@ -302,8 +303,9 @@ class Inventory:
         return None
 
     async def _unexplained_shrink(
-        self, account: Account, state: _PlaceState, shown: dict[ResourceId, Ref]
+        self, account: Account, state: _PlaceState, shown: dict[ResourceId, Ref], listed: set[ResourceId]
     ) -> str | None:
+        """Why the list cannot be believed. ``listed``: every id that it shows, whoever's."""
         vanished = []
         for resource_id, ref in state.ours.items():
             known = self._known.get(_key(ref))
@@ -319,7 +321,10 @@ class Inventory:
                     machine = await account.provider.get(ref)
             except (ProviderError, TimeoutError) as error:
                 return f"{len(vanished)} of {len(state.ours)} machines missing, and a probe failed: {error}"
-            if machine is not None and machine.exists:
+            if machine is None or not machine.exists:
+                continue
+            # Listed by its id, and a get finds no identity of ours either: it was edited, and is not missing.
+            if ref.resource_id not in listed or self._ours(machine) is not None:
                 return f"{len(vanished)} of {len(state.ours)} missing, but {ref.resource_id} is there"
         return None
 

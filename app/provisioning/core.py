@@ -19,6 +19,7 @@ from app.inventory.accounts import Account, Accounts
 from app.inventory.budget import Urgency
 from app.inventory.rounds import AccountKey, Inventory, Known, Place
 from app.provisioning.lives import Life
+from app.provisioning.metrics import TERMINATE_FAILURES
 from app.provisioning.model import ClaimSpec, Leadership, LiveClaim
 from app.settings import Settings
 from app.store import rentals, seen
@@ -252,8 +253,11 @@ class Core:
                 answer = await account.provider.terminate(ref)
         except Throttled as error:
             account.budget.pause(error.retry_after_s)
+            TERMINATE_FAILURES.labels(provider=ref.provider, reason="throttled").inc()
             return None
         except (ProviderError, TimeoutError) as error:
+            reason = "timeout" if isinstance(error, TimeoutError) else "refused"
+            TERMINATE_FAILURES.labels(provider=ref.provider, reason=reason).inc()
             log.warning(
                 "terminate failed", resource=ref.resource_id, error=str(error) or type(error).__name__
             )

@@ -5,14 +5,17 @@ at again at the next round, so nothing here retries by itself.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
+from typing import Any
 
 import structlog
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.inventory.accounts import Account
+from app.inventory.identity import Identity, parse
 from app.inventory.rounds import Judged, Known, Place
 from app.provisioning.core import Core, run_facts
 from app.provisioning.lives import Life, claim_from_columns
@@ -21,13 +24,13 @@ from app.store import rentals, seen
 from app.store.engine import StoreUnavailable, begin, single
 from app.store.installation import held
 from app.store.rentals import Recorded
+from app.store.sweep_facts import mirrored_claim
 from providers.base import ClaimUid, Machine, MachineState, ProviderError, Ref, ResourceId, Tier
 
 log = structlog.get_logger()
 FACTS_EVERY_S = 0.05
 KEEPERS = 16
 PREPARE_S = 3.0
-LATE_REASON = "machine without a claim"
 
 
 class Follower:
@@ -163,22 +166,52 @@ class Follower:
         return self._restore(rows[0]) if rows else None
 
     async def _stranger(self, uid: ClaimUid, known: list[Known]) -> None:
-        """Machines of a claim that no row knows."""
+        """Machines of a claim that no row knows. If its claim is gone as well, the sweep judges them."""
         core = self._core
         if not known:
             return
         if await self._port.find(uid):
             core.notify(uid)  # its own room will come to it, by the claim's mark
             return
+        log.debug("a machine whose claim is gone and forgotten", machine=known[0].ref.resource_id)
+
+    async def end_forgotten(self, ref: Ref, identity: Identity, *, reason: str) -> str:
+        """Begin the end of a machine that no claim and no row knows: the sweep's one way to destroy.
+
+        Everything is looked at once more, live: the hold, the claims, the rows, and the machine by its id.
+        Then a rental is inserted as ``ending``, and from there on it is released like any other, whoever
+        leads. Returns what came of it, for the trail; it begins with "begun" if the end has begun.
+
+        Raises:
+            StoreUnavailable, ClaimUnreadable, ProviderError: nothing was begun.
+        """
+        core, uid = self._core, identity.claim_uid
+        account = core.accounts.get((ref.provider, ref.account))
+        if core.epoch() is None:
+            return "refused: we do not lead"
+        if account is None or (wrong := core.wrong_account(account)) is not None:
+            return f"refused: {'the account is not open' if account is None else wrong}"
+        if identity.installation != core.installation:
+            return "refused: it is another installation's"
         async with begin(core.engine) as conn:
-            sweeps_held = await held(conn)
-        if sweeps_held:
-            log.warning(
-                "a machine of a claim that is gone is left: sweeps are held", machine=known[0].ref.resource_id
-            )
-            return
-        log.warning("a machine whose claim is gone and forgotten", machine=known[0].ref.resource_id)
-        await self._release(_unknown_claim(uid, known[0]), port=self._port, reason=LATE_REASON)
+            if (why := await held(conn)) is not None:
+                return f"refused: sweeps are held: {why.reason}"
+            known = await rentals.recorded(conn, uid=uid)
+            owner = await mirrored_claim(conn, uid)
+        if known:
+            return f"refused: its rental is {known[0].state}"
+        if await self._port.find(uid):
+            return "refused: its claim exists"
+        machine = await core.get(account, ref)
+        if machine is None:
+            return "refused: a get by its id says that it is gone"
+        if parse(machine.identity) != identity:
+            return "refused: a get by its id shows another identity"
+        log.warning(
+            "a machine whose claim is gone and forgotten is ended", machine=ref.resource_id, why=reason
+        )
+        release = await self._release(_forgotten_claim(ref, uid, owner), port=self._port, reason=reason)
+        return f"begun: {'gone' if isinstance(release, Released) else release.message}"
 
     async def _end_extra(self, life: Life, extra: Known, epoch: int) -> None:
         """End a machine beside the recorded one, or one that came after the end, until it is gone."""
@@ -416,8 +449,12 @@ def _first(new: object, old: object) -> object:
     return old if new is None else new
 
 
-def _unknown_claim(uid: ClaimUid, known: Known) -> ClaimSpec:
-    """The little that a machine tells of a claim that nobody remembers."""
+def _forgotten_claim(ref: Ref, uid: ClaimUid, owner: Mapping[str, Any] | None) -> ClaimSpec:
+    """A claim that is gone, as its machine tells of it, and as the watch once showed it, if it did."""
+    if owner is not None:
+        values = {("claim_" if name in ("uid", "name") else "") + name: owner[name] for name in owner}
+        claim = claim_from_columns(values)
+        return replace(claim, provider=ref.provider, account=ref.account, region=claim.region or ref.region)
     return ClaimSpec(
         uid=uid,
         name="",
@@ -425,9 +462,9 @@ def _unknown_claim(uid: ClaimUid, known: Known) -> ClaimSpec:
         pod_name="",
         pod_uid="",
         pool="",
-        provider=known.ref.provider,
-        account=known.ref.account,
-        region=known.ref.region,
+        provider=ref.provider,
+        account=ref.account,
+        region=ref.region,
         tier=Tier.ON_DEMAND,
         accelerator=None,
     )

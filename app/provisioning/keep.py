@@ -1,4 +1,4 @@
-"""What is asked of a cloud while a machine runs: a graceful stop, a restart in place, and the count of loops.
+"""What is asked of a cloud while a machine runs: a graceful stop, a restart in place, a longer life.
 
 None of it rents or ends a machine, so none of it needs an intent: a call that was lost is made again. Nothing
 is asked once the rental is in release.
@@ -21,9 +21,10 @@ from app.store import backoffs
 from app.store.backoffs import Failure, Pace
 from app.store.engine import StoreUnavailable, begin
 from providers.base import MachineState, OutcomeUnknown, ProviderError, Ref, Throttled, Unavailable
-from providers.capabilities import Executes, Restarts
+from providers.capabilities import Executes, Extends, Restarts
 
 log = structlog.get_logger()
+EXTENDS = 4  # times within one limit, so that three may fail
 _UP = (MachineState.QUEUED, MachineState.BOOTING, MachineState.RUNNING)
 
 
@@ -150,10 +151,44 @@ class Keeper:
         await self._flush()
 
     async def run(self) -> None:
-        """Write what the store did not take, until cancelled."""
+        """Write what the store did not take, and put off the limits of machines, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._flush_again(), name="owners' waits")
+            tasks.create_task(self._extend_all(), name="dead-man limits")
+
+    async def _flush_again(self) -> None:
         while True:
             await asyncio.sleep(self.core.settings.backoff_max_s)
             await self._flush()
+
+    async def _extend_all(self) -> None:
+        """Each machine that has a limit, once in a quarter of it, for as long as its rental lives.
+
+        The limit bounds what is lost when cluster, store and controller are all away: then nobody extends.
+        """
+        core = self.core
+        limit_s = core.settings.dead_man_s
+        while limit_s:
+            for life in list(core.lives.values()):
+                machine, due = life.machine, core.clock() - life.extended_at >= limit_s / EXTENDS
+                if machine is None or machine.expires_at is None or not due or machine.state not in _UP:
+                    continue
+                if core.leadership.valid() and life.state not in ("ending", "ended") and not life.gone:
+                    await self._extend(life, machine.ref)
+            await asyncio.sleep(min(core.settings.list_rest_s, limit_s / EXTENDS / 4))
+
+    async def _extend(self, life: Life, ref: Ref) -> None:
+        account = self.core.accounts.get(life.key)
+        if account is None or not isinstance(account.provider, Extends):
+            return
+        await account.budget.take(Urgency.RENT)
+        try:
+            async with asyncio.timeout(account.call_timeout_s):
+                await account.provider.extend(ref)
+        except (ProviderError, TimeoutError) as error:
+            self._failed(account, error, what="extend", ref=ref)
+        else:
+            life.extended_at = self.core.clock()
 
     async def _flush(self) -> None:
         settings = self.core.settings

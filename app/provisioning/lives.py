@@ -38,6 +38,7 @@ class Life:
     gone: bool = False
     refusal: Refused | None = None
     look_from: float | None = None
+    extended_at: float = float("-inf")
     tries: int = 0
     tail_tried: bool = False
     waiting: bool = False

@@ -32,6 +32,10 @@ READY = Histogram(
     buckets=READY_BUCKETS_S,
 )
 
+TERMINATE_FAILURES = Counter(
+    "nebula_terminate_failures", "Terminates that a cloud did not take.", ("provider", "reason")
+)
+
 _REJECTIONS = {
     RejectionKind.CAPACITY: ProvisionFailure.CAPACITY,
     RejectionKind.QUOTA: ProvisionFailure.QUOTA,

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from app.inventory.accounts import Accounts
+from app.inventory.identity import Identity
 from app.inventory.records import Recorder
 from app.inventory.rounds import AccountKey, Inventory
 from app.provisioning.core import Core
@@ -21,7 +22,7 @@ from app.provisioning.release import Releaser
 from app.provisioning.rent import Renter
 from app.settings import Settings
 from catalog.offerings import Offerings
-from providers.base import ClaimUid, Workload
+from providers.base import ClaimUid, Ref, Workload
 
 
 class Provisioning:
@@ -86,6 +87,10 @@ class Provisioning:
     async def release(self, claim: ClaimSpec, *, port: ClaimPort, reason: str) -> Release:
         """End everything the claim has or may have. See `app.provisioning.release`."""
         return await self._releaser.release(claim, port=port, reason=reason)
+
+    async def end_forgotten(self, ref: Ref, identity: Identity, *, reason: str) -> str:
+        """Begin the end of a machine that no claim and no row knows. See `app.provisioning.follow`."""
+        return await self._follower.end_forgotten(ref, identity, reason=reason)
 
     def adopt_status(self, claim: ClaimSpec) -> None:
         """Follow the machine that a claim's status names, where no row has told of it (no store yet)."""

@@ -10,10 +10,14 @@ from urllib.parse import urlsplit
 
 from sqlalchemy import Connection, text
 
-from app.store import engine, migrate, outputs, views
+from app.store import engine, migrate, outputs, sweep_tables, views
 from app.store.tables import Base
 
-TABLE_MODULES = (outputs, views)  # tables that live beside their queries; importing them is what counts
+TABLE_MODULES = (
+    outputs,
+    views,
+    sweep_tables,
+)  # tables that live beside their queries; importing them is what counts
 
 _CATALOGUE = text("""
     with relation as (

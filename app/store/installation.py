@@ -106,6 +106,18 @@ async def hold(conn: AsyncConnection, reason: str) -> Hold:
     return found
 
 
+async def bind_cluster(conn: AsyncConnection, cluster_uid: str) -> str | None:
+    """Note which cluster this store belongs to; the uid of another one that it belongs to already, if so.
+
+    A cluster that was cloned, its Secret and its database with it, has the same id as the first: only this
+    tells them apart.
+    """
+    bound = update(_table).where(_table.c.cluster_uid.is_(None)).values(cluster_uid=cluster_uid)
+    await conn.execute(bound)
+    found: str | None = (await conn.execute(select(_table.c.cluster_uid))).scalar_one_or_none()
+    return found if found not in (None, cluster_uid) else None
+
+
 async def held(conn: AsyncConnection) -> Hold | None:
     """What waits for a person, None if nothing does.
 
@@ -121,7 +133,9 @@ async def held(conn: AsyncConnection) -> Hold | None:
 async def release_hold(conn: AsyncConnection) -> bool:
     """A person has confirmed. False when nothing was held."""
     done = await conn.execute(
-        update(_table).where(_table.c.held_since.is_not(None)).values(held_since=None, held_reason=None)
+        update(_table)
+        .where(_table.c.held_since.is_not(None))
+        .values(held_since=None, held_reason=None, cluster_uid=None)  # whichever cluster comes next
     )
     return done.rowcount == 1
 

@@ -332,7 +332,7 @@ _RECORD = text("""
     ), fact as (
         insert into run (claim_uid, attempt, provider, account, account_id, resource_id, region, tier,
             accelerator, pool, pod_namespace, pod_name, pod_uid, meters, usd_per_hour, ceiling_usd_per_hour,
-            clock_offset_s, requested_at, accepted_at, first_seen_at, provider_created_at, extra)
+            clock_offset_s, requested_at, accepted_at, first_seen_at, provider_created_at, extra, source)
         select :claim_uid,
             case when exists (select from run where claim_uid = :claim_uid and attempt = :attempt
                 and resource_id <> :resource_id) then null else cast(:attempt as int) end,
@@ -345,7 +345,9 @@ _RECORD = text("""
             case when :accepted then clock_timestamp() end, case when :seen then clock_timestamp() end,
             :provider_created_at,
             not exists (select from won) and exists (select from rental where claim_uid = :claim_uid
-                and resource_id is not null and resource_id <> :resource_id)
+                and resource_id is not null and resource_id <> :resource_id),
+            case when exists (select from provision_attempt where claim_uid = :claim_uid
+                and number = :attempt and identity is not null) then 'ordered' else 'recovered' end
         on conflict (provider, account, resource_id) do update set
             accepted_at = coalesce(run.accepted_at, excluded.accepted_at),
             first_seen_at = coalesce(run.first_seen_at, excluded.first_seen_at),

@@ -78,6 +78,9 @@ class Installation(Base):
         comment="set while a cloud shows an attempt above our highest: until a person confirms"
     )
     held_reason: Mapped[str | None] = mapped_column(comment="what was seen, for the person who confirms")
+    cluster_uid: Mapped[str | None] = mapped_column(
+        comment="uid of the cluster's kube-system namespace: a cloned cluster has another; by sweep/"
+    )
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)
 
 
@@ -320,6 +323,10 @@ class Run(Base):
     )
     changed_at: Mapped[datetime] = mapped_column(
         server_default=NOW, comment="when any column changed last; a trigger sets it"
+    )
+    source: Mapped[str] = mapped_column(
+        server_default=text("'ordered'"),
+        comment="ordered, or recovered: no order of it was on record, the store had lost rows",
     )
 
 

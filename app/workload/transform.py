@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from app.api.keys import DEAD_MAN_ANNOTATION, DEAD_MAN_OFF
 from app.workload.amounts import amounts_of
 from app.workload.environment import Environment
 from app.workload.expansion import expand
@@ -53,7 +54,15 @@ def build(
         active_deadline_s=spec.get("activeDeadlineSeconds"),
         options=dict(options),
         needs_commands=needs_commands(container),
+        dead_man=_dead_man(pod),
     )
+
+
+def _dead_man(pod: Mapping[str, Any]) -> bool:
+    """For what is meant to end, unless its author says no; a service is never ended by a limit."""
+    annotations = pod["metadata"].get("annotations") or {}
+    batch = (pod["spec"].get("restartPolicy") or "Always") != "Always"
+    return batch and annotations.get(DEAD_MAN_ANNOTATION) != DEAD_MAN_OFF
 
 
 def _or(value: Any, default: Any) -> Any:

@@ -5,6 +5,7 @@ from typing import Any
 
 from hack.demo.endings import crash_loop, job, reclaim
 from hack.demo.inside import logs
+from hack.demo.orphans import orphan
 from hack.demo.renting import runpod
 from hack.demo.reserving import reserve
 from hack.demo.stage import NAMESPACE, SAMPLES, Stage
@@ -185,4 +186,5 @@ SCENES: dict[str, Callable[[Stage], None]] = {
     "job": job,
     "crash-loop": crash_loop,
     "logs": logs,
+    "orphan": orphan,
 }

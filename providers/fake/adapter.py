@@ -51,7 +51,16 @@ from providers.base import (
     Workload,
     usd_per_hour,
 )
-from providers.capabilities import BillLine, Bills, Restarts
+from providers.capabilities import (
+    BillLine,
+    Bills,
+    Dropped,
+    Extends,
+    HasParts,
+    Part,
+    PartRound,
+    Restarts,
+)
 from providers.fake import wire
 from providers.fake.client import FakeClient, NoAnswer, NotSent, Reply
 
@@ -96,6 +105,7 @@ class FakeProvider:
         self._name = config.name
         self._account = config.account
         self._client = client
+        self._dead_man_s = config.dead_man_s if about.dead_man else None
         self._traits = Traits(
             tiers=about.tiers,
             settle_after_s=about.settle_after_s if config.settle_after_s is None else config.settle_after_s,
@@ -112,6 +122,7 @@ class FakeProvider:
             needs_accelerator=about.needs_accelerator,
             ended_listed_s=about.ended_listed_s,
             graceful_stop=True,
+            dead_man=about.dead_man,
             billing=(
                 BillingRule(
                     kind=None,
@@ -212,6 +223,8 @@ class FakeProvider:
         if reason := self.validate(workload):
             return Rejection(kind=RejectionKind.INVALID, message=reason)
         body = _order(attempt, workload, offering=offering, avoid=avoid)
+        if workload.dead_man and self._dead_man_s is not None:
+            body["expires_after_s"] = self._dead_man_s
         try:
             reply = await self._client.call("POST", "/v1/machines", body=body)
         except NotSent as error:
@@ -274,6 +287,45 @@ class FakeProvider:
             for item in body.items
             if item.usd is not None
         ]
+
+    async def extend(self, ref: Ref) -> bool:
+        body = {"for_s": self._dead_man_s}
+        return await self._ask("POST", ref, action="/extend", body=body) is not None
+
+    async def parts(self, regions: frozenset[str]) -> Sequence[PartRound]:
+        asked = sorted(regions) if self._traits.lists_by_region else [""]
+        return [await self._parts_of(region) for region in asked]
+
+    async def drop_part(self, part: Part) -> Dropped:
+        reply = await _call(self._client, "DELETE", f"/v1/parts/{part.ref.resource_id}")
+        if reply.status == 404 and reply.code == "no_such_part":
+            return Dropped.NOT_FOUND
+        if reply.status == 409 and reply.code == "in_use":
+            return Dropped.IN_USE
+        _usable(reply)
+        return Dropped.ACCEPTED
+
+    async def _parts_of(self, region: str) -> PartRound:
+        query = {"region": region} if region else None
+        body = parsed(wire.PartsBody, await _read(self._client, "/v1/parts", query=query))
+        parts = tuple(
+            Part(
+                ref=Ref(
+                    provider=self._name,
+                    account=self._account,
+                    region=item.region,
+                    resource_id=ResourceId(item.id),
+                ),
+                kind=item.kind,
+                identity=item.name,
+                created_at=item.created_at,
+                in_use=item.in_use,
+            )
+            for item in body.items
+        )
+        short = f"{len(parts)} parts were shown, and {body.total} counted"
+        unknown = None if body.total == len(parts) else short
+        return PartRound(region=region, account_id=body.account_id, parts=parts, unknown=unknown)
 
     async def close(self) -> None:
         await self._client.close()
@@ -364,6 +416,7 @@ class FakeProvider:
             meters=_meters(body.meters),
             host=body.host,
             trouble=None if state else f"the cloud says {body.state!r}",
+            expires_at=body.expires_at,
         )
 
     def _offering(self, body: wire.OfferBody) -> Offering:
@@ -406,6 +459,8 @@ class RestartingFakeProvider(FakeProvider):
 
 _factory: ProviderFactory = FakeProvider
 _provider: type[Provider] = FakeProvider
+_extends: type[Extends] = FakeProvider
+_has_parts: type[HasParts] = FakeProvider
 _restarts: type[Restarts] = RestartingFakeProvider
 _bills: type[Bills] = FakeProvider
 

@@ -9,6 +9,7 @@ GET      /v1/machines?region=&cursor=      ``account_id``, ``total``, ``items``,
 GET      /v1/machines/{id}?region=         404 with code ``no_such_machine``
 POST     /v1/machines/{id}/stop            202; ``grace_s``
 POST     /v1/machines/{id}/restart         202; the workload once more, on the same machine
+POST     /v1/machines/{id}/extend          202; ``for_s``: its limit, if it has one, is so far from now
 DELETE   /v1/machines/{id}?region=         202
 GET      /v1/bill?since=&until=            ``items``: machines that bill no more, each with what it cost
 POST     /v1/machines/{id}/logs            ``follow``, ``previous``; a stream's ``port`` and ``ticket``
@@ -16,6 +17,8 @@ POST     /v1/machines/{id}/exec            ``command``, ``stdin``, ``terminal``;
 POST     /v1/machines/{id}/attach          the same
 POST     /v1/machines/{id}/connect         ``port`` of the workload; the same
 GET      /v1/machines/{id}/usage           ``cpu_s``, ``memory_bytes``
+GET      /v1/parts?region=                 ``account_id``, ``items``: keys, templates, logins, …
+DELETE   /v1/parts/{id}                    202; 404 ``no_such_part``, 409 ``in_use``
 =======  ================================  =====================================================
 
 The last five only where machines run processes (``processes`` in the scenario); the streams are those of
@@ -76,6 +79,8 @@ _STATUS = {
     Refusal.NO_SUCH_MACHINE: (404, "no_such_machine"),
     Refusal.NO_OUTPUT: (404, "no_output"),
     Refusal.NOT_RUNNING: (409, "not_running"),
+    Refusal.NO_SUCH_PART: (404, "no_such_part"),
+    Refusal.IN_USE: (409, "in_use"),
 }
 
 
@@ -95,6 +100,7 @@ def routes(engine: Engine) -> list[BaseRoute]:
         front.route("GET", "/v1/machines/{id}", "get", api.get),
         front.route("POST", "/v1/machines/{id}/stop", "stop", api.stop),
         front.route("POST", "/v1/machines/{id}/restart", "restart", api.restart),
+        front.route("POST", "/v1/machines/{id}/extend", "extend", api.extend),
         front.route("DELETE", "/v1/machines/{id}", "terminate", api.terminate),
         front.route("GET", "/v1/bill", "bill", api.bill),
         front.route("POST", "/v1/machines/{id}/logs", "logs", api.logs),
@@ -102,6 +108,8 @@ def routes(engine: Engine) -> list[BaseRoute]:
         front.route("POST", "/v1/machines/{id}/attach", "attach", api.attach),
         front.route("POST", "/v1/machines/{id}/connect", "connect", api.connect),
         front.route("GET", "/v1/machines/{id}/usage", "usage", api.usage),
+        front.route("GET", "/v1/parts", "parts", api.parts),
+        front.route("DELETE", "/v1/parts/{id}", "drop_part", api.drop_part),
     ]
 
 
@@ -145,6 +153,7 @@ class _Api:
                 "completion": facts.completion,
                 "restarts": facts.restarts,
                 "processes": facts.processes is not None,
+                "dead_man": facts.dead_man,
                 "boot_s": life.queue_s + life.boot_s,
                 "max_lifetime_s": life.max_s,
                 "ended_listed_s": None if life.exited_s is None else life.exited_s + facts.history_s,
@@ -227,6 +236,14 @@ class _Api:
 
     def restart(self, asked: Asked) -> Answer:
         if not self._engine.restart(asked.path["id"], now=asked.now, region=self._region(asked)):
+            raise Refused(Refusal.NO_SUCH_MACHINE, "there is no such machine")
+        return Answer(status=202, body={})
+
+    def extend(self, asked: Asked) -> Answer:
+        for_s = (asked.json or {}).get("for_s")
+        if not isinstance(for_s, int | float) or for_s <= 0:
+            raise Refused(Refusal.INVALID, "for_s must be above zero")
+        if not self._engine.extend(asked.path["id"], now=asked.now, for_s=for_s, region=self._region(asked)):
             raise Refused(Refusal.NO_SUCH_MACHINE, "there is no such machine")
         return Answer(status=202, body={})
 
@@ -327,6 +344,30 @@ class _Api:
             )
         return Answer(body={"account_id": self._account(asked), "items": items})
 
+    def parts(self, asked: Asked) -> Answer:
+        engine, account, region = self._engine, self._account(asked), self._region(asked)
+        items = [
+            {
+                "id": thing.id,
+                "kind": thing.kind,
+                "name": thing.name,
+                "region": thing.region,
+                "created_at": as_text(thing.created_at),
+                "in_use": engine.in_use(thing),
+            }
+            for thing in engine.things.values()
+            if not thing.dropped and thing.account == account and region in (None, thing.region)
+        ]
+        return Answer(body={"account_id": account, "total": len(items), "items": items})
+
+    def drop_part(self, asked: Asked) -> Answer:
+        match self._engine.drop_thing(asked.path["id"]):
+            case None:
+                raise Refused(Refusal.NO_SUCH_PART, "there is no such part")
+            case False:
+                raise Refused(Refusal.IN_USE, "a machine uses it")
+        return Answer(status=202, body={})
+
     def _region(self, asked: Asked) -> str | None:
         """The region a call is for; None where calls are not regional."""
         facts, region = self._engine.scenario, asked.query.get("region")
@@ -374,6 +415,7 @@ class _Api:
             "host": machine.host,
             "meters": _meters(machine.rates[-1][1]) if state in self._engine.scenario.billing.states else [],
             "end": end,
+            "expires_at": as_text(machine.due.get("expire")),
         }
 
 
@@ -431,6 +473,7 @@ def _order(asked: Asked, images: Images) -> Order:
             disk_gib=body.get("disk_gib"),
             ceiling_usd_per_hour=None if ceiling is None else Decimal(ceiling),
             avoid_hosts=frozenset(body.get("avoid_hosts") or ()),
+            expires_after_s=body.get("expires_after_s"),
             exit_after_s=_number(env, "FAKE_EXIT_AFTER_S"),
             exit_code=_whole(env, "FAKE_EXIT_CODE"),
             stop_after_s=_number(env, "FAKE_STOP_AFTER_S"),

@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import AfterValidator, AwareDatetime, BaseModel
 
 from providers.base import BillsFrom, BillsUntil, Completion, MeterKind, Tier
+from providers.capabilities import PartKind
 
 Time = Annotated[AwareDatetime, AfterValidator(lambda at: at.astimezone(UTC))]
 
@@ -21,6 +22,7 @@ class About(BaseModel):
     completion: Completion
     restarts: bool
     processes: bool = False
+    dead_man: bool
     boot_s: float
     max_lifetime_s: float | None
     ended_listed_s: float | None
@@ -64,6 +66,7 @@ class MachineBody(BaseModel):
     host: str | None
     meters: list[MeterBody]
     end: EndBody | None
+    expires_at: Time | None
 
 
 class CreatedBody(MachineBody):
@@ -76,6 +79,21 @@ class PageBody(BaseModel):
     total: int
     items: list[MachineBody]
     next: str | None
+
+
+class PartBody(BaseModel):
+    id: str
+    kind: PartKind
+    name: str | None
+    region: str
+    created_at: Time
+    in_use: bool
+
+
+class PartsBody(BaseModel):
+    account_id: str
+    total: int
+    items: list[PartBody]
 
 
 class OfferBody(BaseModel):

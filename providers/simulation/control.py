@@ -6,6 +6,7 @@ loopback interface. All bodies are JSON; a wrong one answers 400 with ``error``.
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import asdict
 from decimal import Decimal
 from typing import Any
 
@@ -39,6 +40,8 @@ def routes(engine: Engine) -> list[BaseRoute]:
         ("POST", "/sim/life", api.set_life),
         ("POST", "/sim/machines", api.plant),
         ("POST", "/sim/machines/{id}/{what}", api.happen),
+        ("GET", "/sim/parts", api.list_things),
+        ("POST", "/sim/parts", api.put_thing),
     ]
     return [route(engine, *row) for row in table]
 
@@ -140,6 +143,21 @@ class _Control:
         machine = self._engine.plant(order, now=now, state=json.get("state", "running"))
         return Answer(status=201, body=self._machine(machine, now))
 
+    def put_thing(self, _request: Request, json: Any) -> Answer:
+        """A key, template, login, group or volume that nobody made by ordering a machine."""
+        thing = self._engine.put_thing(
+            json["kind"],
+            name=json.get("name"),
+            region=json.get("region", ""),
+            machine=json.get("machine"),
+            now=self._engine.clock.now(),
+        )
+        return Answer(status=201, body=asdict(thing))
+
+    def list_things(self, _request: Request, _json: Any) -> Answer:
+        """All that ever were, the dropped ones too."""
+        return Answer(body={"items": [asdict(thing) for thing in self._engine.things.values()]})
+
     def happen(self, request: Request, json: Any) -> Answer:
         """``preempt``, ``exit`` (``code``), ``fail`` (``message``), ``remove``,
         ``rename`` (``name``) or ``health``.
@@ -161,7 +179,7 @@ class _Control:
             case "remove":
                 engine.remove(machine, now=now)
             case "rename":
-                engine.rename(machine, name=str(json["name"]))
+                engine.rename(machine, name=json.get("name"))
             case "health":
                 engine.doors.set_health(
                     machine.id,

@@ -25,7 +25,7 @@ from providers.simulation.market import Market, Meters, Pool, pool_of, pool_of_o
 from providers.simulation.orders import Order, Refusal, Refused
 from providers.simulation.processes import Processes
 from providers.simulation.scenario import Life, Scenario
-from providers.simulation.state import Journal, Machine, StateError
+from providers.simulation.state import Journal, Machine, StateError, Thing
 from providers.simulation.streams import Streams
 
 _HOST_LOST = "the host of the machine was lost"  # with the processes, when the simulator ended
@@ -63,6 +63,7 @@ class Engine:
                 scenario.processes, clock=lambda: self.clock, ended=self._process_ended
             )
         self.machines: dict[str, Machine] = {}
+        self.things: dict[str, Thing] = {}
         self.creates: list[dict[str, Any]] = []
         self.calls: Counter[str] = Counter()
         self._by_token: dict[str, Machine] = {}
@@ -120,6 +121,8 @@ class Engine:
         if phantom:
             self._enter(machine, "gone", now)
         else:
+            if order.expires_after_s is not None and self.scenario.dead_man:
+                self._schedule(machine, "expire", now + micros(order.expires_after_s))
             if self.life.max_s is not None:
                 self._schedule(machine, "lifetime", now + micros(self.life.max_s))
             if self.life.queue_s or not room:
@@ -127,6 +130,8 @@ class Engine:
             else:
                 self._happen(machine, "start", now)
         self._save(machine)
+        if self.scenario.keys and not phantom:
+            self.put_thing("key", name=order.name, region=order.region, now=now, machine=machine.id)
         self.advance()  # a boot time of nothing is over at once
         return Created(machine=machine, replayed=False)
 
@@ -205,6 +210,17 @@ class Engine:
         self.advance()
         return True
 
+    def extend(self, machine_id: str, *, now: int, for_s: float, region: str | None = None) -> bool:
+        """Put its limit off, if it has one; never nearer. False: there is no such machine."""
+        machine = self.get(machine_id, now=now, region=region)
+        if machine is None or machine.state == "gone":
+            return False
+        due = machine.due.get("expire")
+        if due is not None:
+            self._schedule(machine, "expire", max(due, now + micros(for_s)))
+            self._save(machine)
+        return True
+
     def restart(self, machine_id: str, *, now: int, region: str | None = None) -> bool:
         """Start the workload again on its machine. False: there is no such machine, or it is past that.
 
@@ -241,6 +257,48 @@ class Engine:
         self.streams.close()
         if self.processes is not None:
             self.processes.close()
+
+    # --- what stands beside machines ------------------------------------------------------------------
+
+    def put_thing(
+        self,
+        kind: str,
+        *,
+        name: str | None,
+        region: str,
+        now: int,
+        machine: str | None = None,
+        account: str | None = None,
+    ) -> Thing:
+        """One more key, template or login; ``machine`` is in whose use it is."""
+        thing = Thing(
+            id=f"{kind}-{len(self.things) + 1:06d}",
+            kind=kind,
+            name=name,
+            region=region,
+            account=account or self.scenario.account,
+            created_at=now,
+            machine=machine,
+        )
+        self.things[thing.id] = thing
+        self.journal.append("thing", asdict(thing))
+        return thing
+
+    def in_use(self, thing: Thing) -> bool:
+        """Whether its machine is still there."""
+        machine = self.machines.get(thing.machine or "")
+        return machine is not None and machine.state != "gone"
+
+    def drop_thing(self, thing_id: str) -> bool | None:
+        """Delete one. False: it is in use; None: there is none."""
+        thing = self.things.get(thing_id)
+        if thing is None or thing.dropped:
+            return None
+        if self.in_use(thing):
+            return False
+        thing.dropped = True
+        self.journal.append("thing", asdict(thing))
+        return True
 
     # --- what happens to machines -----------------------------------------------------------------
 
@@ -281,6 +339,11 @@ class Engine:
             self._end(machine, "unknown", now)
             self._enter(machine, "gone", now)
             self._save(machine)
+
+    def rename(self, machine: Machine, *, name: str | None) -> None:
+        """Somebody edits its name in the cloud's console."""
+        machine.name = name
+        self._save(machine)
 
     def plant(self, order: Order, *, now: int, state: str = "running") -> Machine:
         """Put a machine there that nobody ordered here: somebody else's, or one from before. No checks."""
@@ -332,11 +395,6 @@ class Engine:
         """Remember something of one simulator's own, over restarts."""
         self.kept[name] = value
         self.journal.append("kept", self.kept)
-
-    def rename(self, machine: Machine, *, name: str) -> None:
-        """Somebody calls it otherwise."""
-        machine.name = name
-        self._save(machine)
 
     def note_create(self, *, name: str, token: str, now: int) -> None:
         """Remember that a create arrived, whatever becomes of it."""
@@ -391,6 +449,9 @@ class Engine:
             case "lifetime":
                 self._end(machine, "lifetime", at, message="the longest life was reached")
                 self._enter(machine, "gone", at)
+            case "expire":
+                self._end(machine, "lifetime", at, message="nobody has extended its life")
+                self._enter(machine, "gone", at)
             case "go":
                 self._enter(machine, "gone", at)
             case "forget":
@@ -420,7 +481,7 @@ class Engine:
         machine.state = state
         machine.history.append((state, at))
         if state in ("exited", "ending", "gone"):
-            keep = ("go", "lifetime") if state != "gone" else ()
+            keep = ("go", "lifetime", "expire") if state != "gone" else ()
             machine.due = {event: due for event, due in machine.due.items() if event in keep}
         self.market.hold(machine, machine.holds_capacity - held)
         if held and not machine.holds_capacity:
@@ -520,6 +581,8 @@ class Engine:
                     self.machines[value["id"]] = Machine(**value)
                 case "create":
                     self.creates.append(value)
+                case "thing":
+                    self.things[value["id"]] = Thing(**value)
                 case _:
                     records[kind] = value
         about = records.setdefault("about", {"account": self.scenario.account, "anchor": self.clock.anchor})
@@ -561,4 +624,5 @@ class Engine:
             kept
             + [("create", create) for create in self.creates]
             + [("machine", asdict(machine)) for machine in self.machines.values()]
+            + [("thing", asdict(thing)) for thing in self.things.values()]
         )

@@ -21,6 +21,8 @@ class Refusal(StrEnum):
     NO_SUCH_MACHINE = "no_such_machine"
     NO_OUTPUT = "no_output"
     NOT_RUNNING = "not_running"
+    NO_SUCH_PART = "no_such_part"
+    IN_USE = "in_use"
 
 
 class Refused(Exception):
@@ -59,6 +61,7 @@ class Order:
     disk_gib: int | None = None
     ceiling_usd_per_hour: Decimal | None = None
     avoid_hosts: frozenset[str] = frozenset()
+    expires_after_s: float | None = None
     exit_after_s: float | None = None
     exit_code: int | None = None
     stop_after_s: float | None = None

@@ -175,6 +175,10 @@ class Scenario(_Part):
     completion: Literal["code", "ended", "never"] = Field(
         "code", description="What is told of a workload's end."
     )
+    dead_man: bool = Field(
+        True, description="Whether an order may carry a limit that only extending puts off."
+    )
+    keys: bool = Field(False, description="Every machine comes with a key, which stays when it goes.")
     restarts: bool = Field(True, description="Whether a workload can be started again on its machine.")
     settle_after_s: Seconds | None = Field(None, description="Told to clients. Default: list_create_s + 10.")
     list_every_s: Seconds = Field(0.05, description="Told to clients: the least time between lists.")

@@ -79,6 +79,23 @@ class Machine:
         return self.state in ("booting", "running", "exited", "ending")
 
 
+@dataclass(slots=True, kw_only=True)
+class Thing:
+    """What stands beside the machines: a key, a template, a login. ``machine``: whose it is, if one's.
+
+    Nobody pays for it, and it stays when its machine goes.
+    """
+
+    id: str
+    kind: str
+    name: str | None
+    region: str
+    account: str
+    created_at: int
+    machine: str | None = None
+    dropped: bool = False
+
+
 class Journal:
     """The file. Only the event loop's thread appends; the writing itself happens beside it."""
 

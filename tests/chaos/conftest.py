@@ -14,9 +14,9 @@ from app.processes import free_ports
 from app.store.devserver import DevPostgres
 from app.store.migrate import migrate
 from hack.cluster import Cluster, ControlPlane
+from tests.chaos.shared_account import SharedCloud
 from tests.chaos.world import CLOUD, TEMPLATE, World, the_pool
 from tests.support import composed
-from tests.support.clouds import FakeCloud
 
 _numbers = itertools.count(1)
 
@@ -64,8 +64,8 @@ async def _create_database(server: DevPostgres, name: str, *, template: str) -> 
 
 
 @pytest.fixture(scope="session")
-async def the_cloud(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FakeCloud]:
-    async with FakeCloud.running(tmp_path_factory.mktemp("cloud"), scenario=CLOUD) as running:
+async def the_cloud(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[SharedCloud]:
+    async with SharedCloud.running(tmp_path_factory.mktemp("cloud"), scenario=CLOUD) as running:
         yield running
 
 
@@ -80,7 +80,7 @@ async def world(
     kube: Kube,
     breakable: Cluster,
     postgres: DevPostgres,
-    the_cloud: FakeCloud,
+    the_cloud: SharedCloud,
     scenario: dict[str, Any],
     tmp_path: Path,
 ) -> AsyncIterator[World]:
@@ -109,3 +109,5 @@ async def world(
         postgres.start()
         await the_cloud.clear_faults()
         await made.close()
+        if the_cloud.runs:
+            await the_cloud.check_strangers()

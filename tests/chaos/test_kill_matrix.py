@@ -39,7 +39,7 @@ def test_every_step_has_its_kill():
 @pytest.mark.behaviour(149, 150, 151, 152)
 @pytest.mark.parametrize("scenario", [CLOUD], ids=["tokens mean nothing"])
 @pytest.mark.parametrize(("renting", "ending"), list(zip(RENTING, ENDING, strict=True)))
-async def test_killed_at_a_step_one_pod_gets_one_machine_and_gives_it_back(
+async def test_orphans_01_killed_at_a_step_one_pod_gets_one_machine_and_gives_it_back(
     world: World, renting: str, ending: str
 ):
     await _die_twice(world, renting, ending, pods=["only"])

@@ -246,6 +246,18 @@ class FakeCloud:
         """It disappears without a word."""
         await self.control("POST", f"/sim/machines/{machine_id}/remove")
 
+    async def put_part(self, kind: str, **fields: Any) -> dict[str, Any]:
+        """A key, template or login that nobody ordered here; ``name region machine``, all optional."""
+        return await self.control("POST", "/sim/parts", {"kind": kind, **fields})
+
+    async def parts(self) -> list[dict[str, Any]]:
+        """Those that are there."""
+        return [part for part in (await self.control("GET", "/sim/parts"))["items"] if not part["dropped"]]
+
+    async def rename(self, machine_id: str, name: str | None) -> None:
+        """Somebody edits its name, and with it its identity; None takes it off."""
+        await self.control("POST", f"/sim/machines/{machine_id}/rename", {"name": name})
+
     async def control(self, method: str, path: str, body: Any = None) -> Any:
         """One call of the control API.
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
+from app.inventory.identity import parse
 from app.kube import paths
 from app.provisioning.model import ClaimSpec, Over, Releasing, Rented, Waiting, Why
 from tests.cluster.provisioning.conftest import Bench
@@ -321,9 +322,18 @@ async def test_while_held_the_machine_of_a_forgotten_and_gone_claim_is_left(benc
         await bench.until_row("select 1 from list_round where rounds > 5")
         (machine,) = await bench.cloud.alive()
         assert machine["id"] == rented.ref.resource_id
+        identity = parse(machine["name"])
+        assert identity is not None
+        refused = await bench.provisioning.end_forgotten(rented.ref, identity, reason="a test")
+        assert refused.startswith("refused: sweeps are held")
 
         async with bench.engine.begin() as conn:
             await conn.execute(text("update installation set held_since = null, held_reason = null"))
+        await bench.until_row("select 1 from list_round where rounds > 10")
+        assert await bench.cloud.alive()  # provisioning alone ends nothing that no row knows
+
+        begun = await bench.provisioning.end_forgotten(rented.ref, identity, reason="a test")
+        assert begun.startswith("begun")
         await bench.cloud.until(lambda truth: all(m["state"] == "gone" for m in truth["machines"]))
 
 

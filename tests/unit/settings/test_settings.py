@@ -165,3 +165,12 @@ def test_the_endpoints_address_is_an_ip_address(address: str):
 def test_an_empty_address_turns_the_endpoint_off():
     assert load({}, {"NEBULA_KUBELET_ADDRESS": ""}).kubelet_address is None
     assert load({}, {"NEBULA_KUBELET_ADDRESS": "[fd00::1]"}).kubelet_address == "fd00::1"
+
+
+@pytest.mark.parametrize(("dead_man_s", "fits"), [("0", True), ("600", True), ("599", False)])
+def test_a_machines_own_limit_is_far_above_the_times_in_which_we_notice_that_we_are_away(dead_man_s, fits):
+    if fits:
+        assert load({"dead_man_s": dead_man_s}, {}).dead_man_s == float(dead_man_s)
+    else:
+        with pytest.raises(SettingsError, match="at least 600"):
+            load({"dead_man_s": dead_man_s}, {})

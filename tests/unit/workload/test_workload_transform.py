@@ -6,6 +6,7 @@ import pytest
 from workload_makers import a_container, a_pod
 
 from app import workload
+from app.api.keys import DEAD_MAN_ANNOTATION
 from app.workload.environment import compose
 from providers.base import Accelerator, Workload
 
@@ -45,6 +46,7 @@ def test_everything_a_cloud_needs_is_taken_from_the_pod_and_the_claim():
         grace_s=7,
         active_deadline_s=60,
         options={"cloud": "COMMUNITY"},
+        dead_man=True,
     )
 
 
@@ -52,6 +54,18 @@ def test_what_a_pod_leaves_open_has_the_defaults_of_kubernetes():
     assert built(a_pod(a_container(image="app:1"))) == Workload(
         image="app:1", restart_policy="Always", grace_s=30
     )
+
+
+@pytest.mark.parametrize(
+    ("policy", "wish", "limited"),
+    [("Never", None, True), ("OnFailure", None, True), ("Always", None, False), ("Never", "off", False)],
+)
+def test_what_is_meant_to_end_has_a_limit_unless_its_author_says_no(policy, wish, limited):
+    pod = a_pod(a_container(), restartPolicy=policy)
+    if wish is not None:
+        pod["metadata"].setdefault("annotations", {})[DEAD_MAN_ANNOTATION] = wish
+
+    assert built(pod).dead_man is limited
 
 
 def test_a_grace_period_of_zero_is_kept():

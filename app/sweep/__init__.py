@@ -1,0 +1,1 @@
+"""Judges what the clouds show: which machine has no owner, what may be done about it, and the trail of it."""
