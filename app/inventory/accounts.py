@@ -19,6 +19,7 @@ from providers.base import Provider, ProviderConfig, ProviderError, ProviderFact
 
 log = structlog.get_logger()
 GROUP = "nebula.providers"
+_TROUBLE_CHARS = 200
 
 
 class UnknownAdapter(ValueError):
@@ -69,6 +70,8 @@ class Accounts:
     settings: Settings
     installation: str
     credentials: Callable[[ProviderEntry], Awaitable[Mapping[str, str] | None]] = _none
+    trouble: dict[tuple[str, str], str] = field(default_factory=dict)
+    """Why accounts are not open, those that were tried in vain."""
     _open: dict[tuple[str, str], Account] = field(default_factory=dict)
     _listeners: list[Callable[[Account], None]] = field(default_factory=list)
     _untried: set[tuple[str, str]] = field(init=False)
@@ -134,6 +137,7 @@ class Accounts:
             try:
                 account = await self._open_one(entry, factory)
                 self._open[entry.key] = account
+                self.trouble.pop(entry.key, None)
             except SameAccount as error:
                 if not self._tried.is_set():  # later, what runs is worth more than what is refused
                     raise BadOptions(f"--providers: {error}") from error
@@ -143,6 +147,7 @@ class Accounts:
                 log.warning(
                     "account not usable yet", provider=entry.name, account=entry.account, error=str(error)
                 )
+                self.trouble[entry.key] = str(error)[:_TROUBLE_CHARS]
                 self._note_tried(entry)
                 await asyncio.sleep(wait_s)
                 wait_s = min(self.settings.backoff_max_s, wait_s * 2)
@@ -183,7 +188,7 @@ class Accounts:
 
     def _must_be_alone(self, entry: ProviderEntry, account_id: str) -> None:
         for other in self._open.values():
-            if (other.adapter, other.account_id) == (entry.adapter, account_id):
+            if other.key != entry.key and (other.adapter, other.account_id) == (entry.adapter, account_id):
                 raise SameAccount(
                     f"{other.name}/{other.account} and {entry.name}/{entry.account} are one account of"
                     f" {entry.adapter}, {account_id}: configure it under one name"

@@ -41,6 +41,10 @@ class Market(Protocol):
         """What the account's cloud can tell of the request's end."""
         ...
 
+    def closed(self, account: AccountKey) -> str:
+        """Why an account is not open; "" where it is not known."""
+        ...
+
 
 class Listed:
     """The prices of the offerings as listed, for want of an adapter."""
@@ -56,6 +60,9 @@ class Listed:
 
     def completion(self, request: PlacementRequest, offers: AccountOffers) -> Completion:
         return offers.traits.completion
+
+    def closed(self, account: AccountKey) -> str:
+        return ""
 
 
 LISTED = Listed()
@@ -103,6 +110,9 @@ class Adapters:
         if request.workload is None or not isinstance(provider, CompletesByOption):
             return offers.traits.completion
         return provider.completion_of(_workload(request, offers.provider))
+
+    def closed(self, account: AccountKey) -> str:
+        return self._accounts.trouble.get(account, "")
 
 
 def _workload(request: PlacementRequest, provider: str) -> Workload:

@@ -190,7 +190,9 @@ class _Walk:
         key = (entry.name, entry.account)
         offers = self.offerings.get(key)
         if offers is None:
-            yield self._skip(key, tier, SkipReason.PROVIDER_UNREGISTERED, "no such account is open")
+            why = self.market.closed(key)
+            shown = f"its account cannot be opened: {why}" if why else "no such account is open"
+            yield self._skip(key, tier, SkipReason.PROVIDER_UNREGISTERED, shown)
         elif (refusal := self._refusal(offers, tier)) is not None:
             reason, why, for_good = refusal
             yield self._skip(key, tier, reason, why, for_good=for_good)

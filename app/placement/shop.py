@@ -75,6 +75,9 @@ class Shop:
     def completion(self, request: PlacementRequest, offers: AccountOffers) -> Completion:
         return offers.traits.completion
 
+    def closed(self, account: AccountKey) -> str:
+        return ""
+
     def price_of(self, workload: Workload, offering: Offering) -> Decimal | None:
         """Dollars an hour for the whole machine, by the provider where it is open, else as listed."""
         provider = self._providers.get((offering.provider, offering.account))

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from app.inventory.accounts import Account, Accounts
+from app.kube.credentials import secret_names
+from app.placement.market import Adapters
 from app.settings import Settings, load, parse_providers
 from providers.base import CredentialRejected, Terminated
 from tests.providers.conftest import a_workload, an_attempt
@@ -89,9 +91,26 @@ async def test_an_account_without_a_key_opens_once_its_secret_is_there(
         running = asyncio.create_task(accounts.run())
         await accounts.tried()
         assert accounts.get(("runpod", "default")) is None
+        why = Adapters(accounts).closed(("runpod", "default"))
+        assert "put RUNPOD_API_KEY into the account's Secret" in why
 
         secrets.entries = {"RUNPOD_API_KEY": OLD}
 
         assert (await opened(accounts)).adapter == "runpod"
+        assert accounts.trouble == {}
         running.cancel()
         await asyncio.wait([running])
+
+
+@pytest.mark.parametrize(
+    ("configured", "names"),
+    [
+        ("runpod", ["nebula-runpod", "aibrix-neocloud-node-runpod"]),
+        ("research=runpod", ["nebula-research", "aibrix-neocloud-node-runpod"]),
+        ("runpod/team-b", ["nebula-runpod-team-b"]),
+    ],
+)
+def test_where_an_accounts_credentials_are_looked_for(configured: str, names: list[str]):
+    (entry,) = parse_providers(configured)
+
+    assert list(secret_names(entry)) == names
