@@ -41,7 +41,7 @@ from app.provisioning.service import Provisioning
 from app.settings import Settings
 from app.store.engine import StoreUnavailable, begin, engine_of
 from app.store.installation import get as installation_of
-from app.store.installation import get_or_create, hold, id_of, next_epoch, set_epoch_at_least
+from app.store.installation import get_or_create, hold, id_of, lineage, next_epoch, set_epoch_at_least
 from app.store.migrate import SchemaTooNew, migrate
 from app.sweep.sweeper import Sweeper
 from app.telemetry.health import Health
@@ -518,37 +518,43 @@ class Replica:
         """Write one epoch, above every earlier one, to the Lease and to the store; then renting may begin.
 
         The store may lose it later (it was restored, or a former leader wrote late): then it is done again.
+        Or it carries it, and is not the store that it was: it was restored to a moment of this very term.
+        That is met in the same way, so that nothing goes on by what was remembered of rows that are lost.
         """
         while True:
             await self._store.migrated.wait()
-            await self._settle_once(term, leadership, engine)
+            settled_in = await self._settle_once(term, leadership, engine)
             while True:
                 await asyncio.sleep(self._settings.list_rest_s)
-                if not await self._has_epoch(engine, leadership.epoch):
+                if not await self._is_the_same(engine, leadership.epoch, settled_in):
                     break
-            log.warning("the store carries another epoch than ours", ours=leadership.epoch)
+            log.warning("the store carries another epoch than ours, or is another", ours=leadership.epoch)
             leadership.unsettle()
 
-    async def _has_epoch(self, engine: AsyncEngine, epoch: int | None) -> bool:
-        """Whether the store still carries the epoch; a store that is away is believed until it is back."""
+    async def _is_the_same(self, engine: AsyncEngine, epoch: int | None, settled_in: str) -> bool:
+        """Whether it is that store, with our epoch; a store that is away is believed until it is back."""
         try:
             async with begin(engine) as conn:
-                found = await installation_of(conn)
+                found, now_in = await installation_of(conn), await lineage(conn)
         except StoreUnavailable:
             return True
-        return found is not None and found.epoch == epoch
+        return found is not None and found.epoch == epoch and now_in == settled_in
 
-    async def _settle_once(self, term: Term, leadership: TermLeadership, engine: AsyncEngine) -> None:
+    async def _settle_once(self, term: Term, leadership: TermLeadership, engine: AsyncEngine) -> str:
+        """The lineage of the store in which our epoch stands."""
         wait_s = self._settings.backoff_base_s
         epoch: int | None = None
+        settled_in = ""
         while True:
             try:
                 if epoch is None:
                     async with begin(engine) as conn:
+                        settled_in = await lineage(conn)
                         epoch = await next_epoch(conn, term.epoch)
                 raised = await term.raise_epoch(epoch)
                 if raised != epoch:
                     async with begin(engine) as conn:
+                        settled_in = await lineage(conn)
                         epoch = await set_epoch_at_least(conn, raised)
                     continue
             except (StoreUnavailable, KubeError) as error:
@@ -560,7 +566,7 @@ class Replica:
             else:
                 leadership.settle(epoch)
                 log.info("epoch settled", epoch=epoch)
-                return
+                return settled_in
 
 
 def _is_ready(node: Obj | None) -> bool:

@@ -18,7 +18,7 @@ from pathlib import Path
 import click
 
 ROOT = Path(__file__).resolve().parent.parent
-FAST = ("cluster", "hack", "store", "providers", "unit")
+FAST = ("cluster", "hack", "store", "providers", "unit", "model")
 SLOW = ("chaos", *FAST, "chart")
 SPLIT = frozenset({"cluster"})  # each of its folders is a shard
 

@@ -115,10 +115,14 @@ class Core:
 
         An unsettled attempt above the mark was never sent; a marked attempt that the rows have lost is
         written down again, unsettled, and looked for like any other; sweeps are held from then on.
+        One of the marked number with an older ``send_by`` is another: numbers are given out again after a
+        restore, and a further restore may bring the first of that number back.
         """
         marked = live.mark.sequence if live.mark else 0
         unsent = [attempt for attempt in rows.unsettled() if attempt.sequence > marked]
-        lost = live.mark is not None and all(attempt.sequence != marked for attempt in rows.attempts)
+        lost = live.mark is not None and not any(
+            attempt.sequence == marked and attempt.send_by >= live.mark.send_by for attempt in rows.attempts
+        )
         if not unsent and not lost:
             return rows
         async with begin(self.engine) as conn:

@@ -316,6 +316,7 @@ class Follower:
                         await self._load()
                         loaded = epoch
                     await self._keep_all()
+                    await self._close_strays()
             except StoreUnavailable as error:
                 log.info("rentals not checked", error=str(error))
             except Exception:
@@ -377,6 +378,35 @@ class Follower:
             )
             self._project(life)
         return life
+
+    async def _close_strays(self) -> None:
+        """Runs that no rental follows: a get says whether they are over.
+
+        Else they would be billed for ever. One whose machine is there is left to the rounds, which end it.
+        """
+        core = self._core
+        async with begin(core.engine) as conn:
+            strays = await rentals.stray_runs(conn)
+        for stray in strays:
+            account = core.accounts.get((stray.provider, stray.account))
+            if account is None or core.wrong_account(account) is not None:
+                continue
+            if not stray.seen and stray.age_s < account.settle_after_s:
+                continue  # a fresh id may not be visible yet
+            ref = Ref(
+                provider=stray.provider,
+                account=stray.account,
+                region=stray.region,
+                resource_id=stray.resource_id,
+            )
+            try:
+                machine = await core.get(account, ref)
+            except ProviderError as error:
+                log.info("get failed", resource=ref.resource_id, error=str(error))
+                continue
+            if machine is None:
+                core.facts.put_nowait(_row(ref, None, gone=True))
+                log.info("a run without a rental is over", resource=ref.resource_id)
 
     async def _keep_all(self) -> None:
         """Side by side, so that a cloud that hangs delays only its own."""

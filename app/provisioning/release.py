@@ -195,7 +195,7 @@ class Releaser:
         runs = {run.resource_id: run for run in rows.runs}
         accepted = True
         for resource_id, ref in sorted(targets.items()):
-            if resource_id in life.terminated:
+            if resource_id in life.terminated and not self._without_effect(life, ref):
                 continue
             reach("terminate.before")
             answer = await self._core.terminate(life, account, ref)
@@ -209,6 +209,13 @@ class Releaser:
                 life.terminated[resource_id] = now
             self._core.facts.put_nowait(terminate_fact(ref))
         return accepted
+
+    def _without_effect(self, life: Life, ref: Ref) -> bool:
+        """A list shows it long after its end was accepted: accepted is not gone, so it is asked again."""
+        known = self._core.inventory.known(ref)
+        patience_s = self._core.settings.backoff_max_s
+        late = life.terminated[ref.resource_id] + patience_s
+        return known is not None and known.machine.exists and known.shown_at > late
 
     def _may_appear(self, run: RunRow | None, rows: Rows, account: Account) -> bool:
         """Whether a machine that no list and no get has shown may still become visible."""

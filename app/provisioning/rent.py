@@ -296,7 +296,8 @@ class Renter:
             claim, number=number, sequence=sequence, identity=str(identity), ceiling=ceiling, pins=pins
         )
         if not await self._mark(call, sequence, send_by):
-            await self._unsent(call, attempt)
+            # Not closed: the next call holds it against the mark that is there. In a store that was restored
+            # meanwhile, that mark may be of an attempt with this very number, which another leader has sent.
             return self._wait(life, Why.RETRY, "the claim changed before it was marked")
         if not await self._may_send(call, attempt, began):
             await self._unsent(call, attempt)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import bindparam, func, select, update
+from sqlalchemy import bindparam, func, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -65,6 +65,20 @@ async def id_of(conn: AsyncConnection) -> str | None:
     """The installation's id and nothing else, so that it can be read whatever revision the schema has."""
     found: str | None = (await conn.execute(select(_table.c.id))).scalar_one_or_none()
     return found
+
+
+async def lineage(conn: AsyncConnection) -> str:
+    """Which store this is: another text after a restore, a failover or a restart, and never the same again.
+
+    A restore gives the database another server life, another database or other tables; each shows here. (So
+    does a rewrite of a table by maintenance, which costs no more than a look at all rows.)
+    """
+    query = text("""
+        select concat_ws(' ', extract(epoch from pg_postmaster_start_time()), d.oid,
+            pg_relation_filenode('installation'), pg_relation_filenode('rental'))
+        from pg_database d where d.datname = current_database()
+    """)
+    return str((await conn.execute(query)).scalar_one())
 
 
 async def next_epoch(conn: AsyncConnection, lease_epoch: int) -> int:

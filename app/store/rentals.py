@@ -6,7 +6,7 @@ that somebody else was first. Nothing here decides; `app.provisioning` does. Tim
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -28,6 +28,7 @@ class AttemptRow:
     ceiling_usd_per_hour: Decimal | None
     region: str
     sends: int
+    send_by: datetime
     send_by_in_s: float
     age_s: float
     outcome: str | None
@@ -69,7 +70,7 @@ _ATTEMPTS = """
     select coalesce(jsonb_agg(jsonb_build_object(
         'number', number, 'sequence', sequence, 'identity', identity, 'request_hash', request_hash,
         'ceiling_usd_per_hour', ceiling_usd_per_hour::text, 'region', region, 'sends', sends,
-        'send_by_in_s', extract(epoch from send_by - clock_timestamp())::float8,
+        'send_by', send_by, 'send_by_in_s', extract(epoch from send_by - clock_timestamp())::float8,
         'age_s', extract(epoch from clock_timestamp() - created_at)::float8,
         'outcome', outcome, 'rejection', rejection, 'message', message) order by number), '[]'::jsonb)
     from provision_attempt a where a.claim_uid = :uid
@@ -99,7 +100,10 @@ async def load(conn: AsyncConnection, uid: ClaimUid, *, provider: str, account: 
         state=row.state,
         resource_id=row.resource_id,
         resource_region=row.resource_region,
-        attempts=tuple(AttemptRow(**_exact(item, "ceiling_usd_per_hour")) for item in row.attempts),
+        attempts=tuple(
+            AttemptRow(**_exact(item, "ceiling_usd_per_hour") | {"send_by": _time(item["send_by"])})
+            for item in row.attempts
+        ),
         runs=tuple(RunRow(**_exact(item, "usd_per_hour")) for item in row.runs),
         avoid_hosts=frozenset(row.hosts),
     )
@@ -108,6 +112,10 @@ async def load(conn: AsyncConnection, uid: ClaimUid, *, provider: str, account: 
 def _exact(item: dict[str, Any], money: str) -> dict[str, Any]:
     """JSON would make money a float: it travels as text."""
     return item | {money: None if item[money] is None else Decimal(item[money])}
+
+
+def _time(text_: str) -> datetime:
+    return datetime.fromisoformat(text_).astimezone(UTC)
 
 
 async def next_sequences(conn: AsyncConnection, *, above: int, count: int = 1) -> list[int]:
@@ -209,14 +217,19 @@ _REBUILD = text("""
     select claim_uid, (select coalesce(max(number), 0) + 1 from provision_attempt a where a.claim_uid = :uid),
         :sequence, provider, account, region, tier, accelerator, :epoch, :send_by
     from rental where claim_uid = :uid and (select epoch from installation) = :epoch
-    on conflict (claim_uid, sequence) do nothing
+    on conflict (claim_uid, sequence) do update set outcome = null, settled_at = null, rejection = null,
+        message = null, identity = null, request_hash = null, send_by = excluded.send_by
+    where provision_attempt.send_by < excluded.send_by
 """)
 
 
 async def rebuild_attempt(
     conn: AsyncConnection, uid: ClaimUid, *, sequence: int, send_by: datetime, epoch: int
 ) -> None:
-    """Write down, unsettled, an attempt that only the claim's mark remembers."""
+    """Write down, unsettled, an attempt that only the claim's mark remembers.
+
+    An older one of the same number, of a time before a restore, gives way to it.
+    """
     await conn.execute(_REBUILD, {"uid": uid, "sequence": sequence, "send_by": send_by, "epoch": epoch})
 
 
@@ -273,9 +286,10 @@ async def replay(
 
 
 _SETTLE = text("""
-    update provision_attempt set outcome = :outcome, settled_at = clock_timestamp(),
+    update provision_attempt set outcome = cast(:outcome as text), settled_at = clock_timestamp(),
         rejection = :rejection, message = :message
     where claim_uid = :uid and number = :number and outcome is null
+        and (sends = 1 or cast(:outcome as text) = 'absent')
         and (select epoch from installation) = :epoch
 """)
 
@@ -290,7 +304,11 @@ async def settle(
     rejection: str | None = None,
     message: str | None = None,
 ) -> bool:
-    """Close one attempt; False when it was closed already or the epoch is not ours."""
+    """Close one attempt; False when it was closed already or the epoch is not ours.
+
+    What one send has come to (``unsent``, ``throttled``, a rejection) closes only an attempt that has no
+    other: after a second send, whoever made it, the machine may be there all the same.
+    """
     values = {
         "uid": uid,
         "number": number,
@@ -466,6 +484,32 @@ async def recorded(conn: AsyncConnection, *, uid: ClaimUid | None = None) -> lis
         )
         for row in rows
     ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StrayRun:
+    """An open run that no rental follows. ``age_s``: since we first knew of it, on the database's clock."""
+
+    provider: str
+    account: str
+    region: str
+    resource_id: ResourceId
+    seen: bool
+    age_s: float
+
+
+_STRAYS = text("""
+    select run.provider, run.account, run.region, run.resource_id, run.first_seen_at is not null as seen,
+        extract(epoch from clock_timestamp() - coalesce(
+            run.accepted_at, run.first_seen_at, run.requested_at, clock_timestamp()))::float8 as age_s
+    from run left join rental r on r.claim_uid = run.claim_uid
+    where run.gone_at is null and (r.claim_uid is null or r.state = 'ended')
+""")
+
+
+async def stray_runs(conn: AsyncConnection) -> list[StrayRun]:
+    """Runs that a former leader wrote down after the claim's end, or whose rental a restore has lost."""
+    return [StrayRun(**row) for row in (await conn.execute(_STRAYS)).mappings()]
 
 
 async def open_run_accounts(conn: AsyncConnection) -> dict[tuple[str, str], frozenset[str]]:

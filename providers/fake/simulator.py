@@ -248,6 +248,8 @@ class _Api:
         return Answer(status=202, body={})
 
     def terminate(self, asked: Asked) -> Answer:
+        if asked.fault("ignored") and self._engine.get(asked.path["id"], now=asked.now) is not None:
+            return Answer(status=202, body={})
         if not self._engine.terminate(asked.path["id"], now=asked.now, region=self._region(asked)):
             raise Refused(Refusal.NO_SUCH_MACHINE, "there is no such machine")
         return Answer(status=202, body={})

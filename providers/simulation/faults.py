@@ -24,6 +24,7 @@ FaultKind = Literal[
     "expired",  # the credential is not accepted
     "slow",  # the answer takes `delay_s` longer
     "hold",  # the answer waits until the fault is cleared
+    "ignored",  # terminate: accepted, and not carried out
     "phantom",  # create: accepted, and never becomes a machine
     "truncate",  # list: only the first `keep` machines, the total still counts all
     "shrink",  # list: the same, and the total counts no more than is shown

@@ -50,12 +50,12 @@ async def kube(breakable: Cluster) -> AsyncIterator[Kube]:
 async def postgres() -> AsyncIterator[DevPostgres]:
     """A server that tests may stop and kill, with a migrated template."""
     with DevPostgres(durable=False) as server:
-        await _create_database(server, TEMPLATE, template="template1")
+        await create_database(server, TEMPLATE, template="template1")
         await migrate(server.url_of(TEMPLATE))
         yield server
 
 
-async def _create_database(server: DevPostgres, name: str, *, template: str) -> None:
+async def create_database(server: DevPostgres, name: str, *, template: str) -> None:
     connection = await asyncpg.connect(server.dsn)
     try:
         await connection.execute(f'create database "{name}" template "{template}"')
@@ -90,7 +90,7 @@ async def world(
     for namespace in (name, f"{name}-system"):
         body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}
         await kube.create(paths.namespaces(), body)
-    await _create_database(postgres, f"chaos_{number}", template=TEMPLATE)
+    await create_database(postgres, f"chaos_{number}", template=TEMPLATE)
     await kube.create(paths.nodepools(), the_pool())
     made = World(
         kube=kube,

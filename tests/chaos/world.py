@@ -190,7 +190,7 @@ class World:
         metadata: Obj = {"name": name, "labels": _LABELS}
         if owned:
             metadata["ownerReferences"] = [await self._owner()]
-        await self._create(
+        await self.create(
             paths.pods(self.namespace),
             {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": _SPEC | spec},
         )
@@ -219,7 +219,7 @@ class World:
                 "template": {"metadata": {"labels": _LABELS}, "spec": _SPEC},
             },
         }
-        await self._create(self._deployments, body)
+        await self.create(self._deployments, body)
 
     async def scale(self, replicas: int) -> None:
         body = {"spec": {"replicas": replicas}}
@@ -234,10 +234,14 @@ class World:
             with suppress(Replaced):
                 await self.kube.delete(paths.pod(self.namespace, name))
 
-    async def _create(self, path: str, body: Obj) -> None:
+    async def create(self, path: str, body: Obj) -> None:
+        """Create it; repeated while the webhook that must see it is away."""
+
         async def accepted() -> bool:
             try:
                 await self.kube.create(path, body)
+            except Exists:
+                return True  # an earlier try was answered too late
             except KubeError as error:
                 if "webhook" in str(error):
                     return False
@@ -426,12 +430,8 @@ class World:
             await asyncio.to_thread(controller.kill)
         with suppress(Replaced):
             await self.kube.delete(f"{self._deployments}/work")
-        for claim in await self.claims():
-            await self._take_away(paths.nodeclaim(claim["metadata"]["name"]))
-        for pod in await self.pods():
-            with suppress(Replaced):
-                await self.kube.delete(paths.pod(self.namespace, pod["metadata"]["name"]), grace_s=0)
-        await self._take_away(paths.nodepool(POOL))
+        await self.purge()
+        await self.take_away(paths.nodepool(POOL))
         for path in (
             paths.mutating_webhook(keys.MUTATING_WEBHOOK_CONFIGURATION),
             paths.validating_webhook(keys.VALIDATING_WEBHOOK_CONFIGURATION),
@@ -439,7 +439,16 @@ class World:
             with suppress(Replaced):
                 await self.kube.delete(path)
 
-    async def _take_away(self, path: str) -> None:
+    async def purge(self) -> None:
+        """Take away the namespace's claims and Pods, whatever state they are in."""
+        for claim in await self.claims():
+            await self.take_away(paths.nodeclaim(claim["metadata"]["name"]))
+        for pod in await self.pods():
+            with suppress(Replaced):
+                await self.kube.delete(paths.pod(self.namespace, pod["metadata"]["name"]), grace_s=0)
+
+    async def take_away(self, path: str) -> None:
+        """Delete it now, finalizers or not."""
         with suppress(Replaced):
             await self.kube.patch(path, {"metadata": {"finalizers": None}}, kind="merge")
             await self.kube.delete(path)
