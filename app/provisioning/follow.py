@@ -405,7 +405,7 @@ class Follower:
                 log.info("get failed", resource=ref.resource_id, error=str(error))
                 continue
             if machine is None:
-                core.facts.put_nowait(_row(ref, None, gone=True))
+                core.facts.put_nowait(run_facts(ref, None, gone=True))
                 log.info("a run without a rental is over", resource=ref.resource_id)
 
     async def _keep_all(self) -> None:
