@@ -7,6 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
+from app.inventory.identity import parse, parse_part
 from app.store import blocks
 from providers.base import (
     Accelerator,
@@ -22,6 +23,7 @@ from providers.base import (
     Offering,
     ProviderConfig,
     Ref,
+    RegistryLogin,
     RejectionKind,
     ResourceId,
     Throttled,
@@ -33,6 +35,7 @@ from providers.runpod import orders
 from providers.runpod.client import Reply, _problem, _seconds
 from providers.runpod.machines import end_of, machine_of
 from providers.runpod.options import checked
+from providers.runpod.parts import Parts
 from providers.runpod.prices import name_of, offerings_of
 from providers.runpod.refusals import failure, is_no_such_pod, refusal
 from providers.runpod.wire import Gpus, Pod
@@ -406,6 +409,20 @@ def test_what_runpod_can_never_run_is_refused_and_named(changes: dict[str, Any],
 def test_what_fits_is_not_refused():
     env = {f"V{n}": "x" for n in range(47)}
     assert orders.impossible(a_workload(env=env, ports=(80,), options={"http-ports": "80"})) is None
+
+
+def test_fc_124_a_registry_login_is_named_so_that_the_sweep_knows_it_and_the_account_marker_is_not():
+    parts = Parts(None, provider="runpod", account="default", installation="abcdefghij")  # type: ignore[arg-type]
+    login = RegistryLogin(server="ghcr.io", username="user", password="canary-77")
+
+    name = parts._login_name(login)
+
+    shared = parse_part(name)
+    assert shared is not None
+    assert (shared.installation, shared.what, str(shared)) == ("abcdefghij", "login", name)
+    assert "canary" not in name
+    assert parse_part(parts.marker) is None
+    assert parse(parts.marker) is None
 
 
 # --- prices ------------------------------------------------------------------------------------------
