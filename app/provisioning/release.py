@@ -92,9 +92,7 @@ class Releaser:
         except ClaimUnreadable as error:
             return await self._end_known(life, Why.NO_CLUSTER, str(error))
         rows = await core.load(claim)
-        if (
-            committed and rows.state != "ending"
-        ):  # restored, or changed by another replica: from the beginning
+        if committed and rows.state != "ending":  # restored, or changed by another replica: begin anew
             life.ending_epoch = None
             return await self._release(life, port, reason, epoch)
         if live is not None:
