@@ -37,7 +37,7 @@ from providers.base import ClaimUid
 log = structlog.get_logger()
 WORKERS = 32
 LINGER_S = 1.0  # an ending that takes less is not worth a write: the objects go anyway
-BACKLOG_S, LINGER_MAX_S = 0.05, 30.0  # more for each claim that ends at the same time: they only take longer
+BACKLOG_S, LINGER_MAX_S = 0.1, 30.0  # more for each claim that ends at the same time: they only take longer
 # How long Bound waits for two whole lists that began after the create: what they show is in the same write.
 SIGHT_MAX_S = 15.0
 

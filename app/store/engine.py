@@ -27,7 +27,7 @@ from sqlalchemy.pool import NullPool
 
 APPLICATION_NAME = "nebula"
 CONNECT_TIMEOUT_S = 5.0
-POOL_TIMEOUT_S = 5.0
+POOL_TIMEOUT_S = 15.0  # 64 renters of a burst share 10 connections: 5 s cut some off after their mark
 RECYCLE_S = 1800
 PING_AFTER_IDLE_S = 1.0  # a connection used more recently is trusted: a ping costs half a query
 SERVER_FIRST_S = 1.0  # the server's time-out comes this much before ours, so that its answer is heard
