@@ -12,8 +12,7 @@ from dataclasses import dataclass, fields
 from decimal import Decimal
 from typing import Any
 
-from sqlalchemy import func, text
-from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.store import tables
@@ -60,19 +59,23 @@ _table: Any = tables.Reservation.__table__
 _COLUMNS = tuple(field.name for field in fields(Reservation))
 
 
+_KINDS = {"gpus": "int", "usd_per_hour": "numeric"}
+_ARRAYS = ", ".join(f"cast(:{name} as {_KINDS.get(name, 'text')}[])" for name in _COLUMNS)
+_NEW = ", ".join(f"{name} = excluded.{name}" for name in (*_COLUMNS, "created_at") if name != "usd_per_hour")
+_PUT = text(f"""
+    insert into reservation ({", ".join(_COLUMNS)}) select * from unnest({_ARRAYS})
+    on conflict (pod_uid, claim_name) do update set {_NEW},
+        usd_per_hour = coalesce(excluded.usd_per_hour, reservation.usd_per_hour)
+""")
+
+
 async def put(conn: AsyncConnection, rows: Iterable[Reservation]) -> None:
     """Write rows down; what is there already of the same key gives way, but for a price that is not known."""
     latest: Mapping[Key, Reservation] = {row.key: row for row in rows}
     if not latest:
         return
-    statement = insert(_table)
-    new = statement.excluded
-    changed: dict[str, Any] = {name: new[name] for name in (*_COLUMNS, "created_at")}
-    changed["usd_per_hour"] = func.coalesce(new.usd_per_hour, _table.c.usd_per_hour)
-    await conn.execute(
-        statement.on_conflict_do_update(index_elements=["pod_uid", "claim_name"], set_=changed),
-        [{name: getattr(latest[key], name) for name in _COLUMNS} for key in sorted(latest)],
-    )
+    ordered = [latest[key] for key in sorted(latest)]
+    await conn.execute(_PUT, {name: [getattr(row, name) for row in ordered] for name in _COLUMNS})
 
 
 _RELEASE = text("""
