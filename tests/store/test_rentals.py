@@ -15,6 +15,7 @@ NOTHING: dict[str, Any] = dict.fromkeys(("seen", "asked", "running", "again", "e
 NOTHING |= dict.fromkeys(
     ("provider_created_at", "provider_started_at", "provider_ended_at", "end_reason", "exit_code")
 )
+NOTHING["meters"] = ()
 
 
 def a_fact(machine: str, **facts: Any) -> dict[str, Any]:
