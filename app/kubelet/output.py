@@ -76,6 +76,8 @@ class Outputs:
     async def _source(self, target: Target, container: str, options: LogOptions) -> AsyncIterator[LogChunk]:
         """Where a workload that runs, or has run, is heard."""
         if target.over and (held := await self._kept(target)) is not None:
+            if options.follow and options.tail_lines is not None:
+                return self._tail(held, options.tail_lines)
             return held
         if target.account is None or target.ref is None:
             if target.over:
@@ -176,20 +178,25 @@ class Outputs:
         Read twice: only the end of a stream says what is there already.
         """
         counts: Counts = {}
-        splitter, tail = Splitter(), Tail(count)
         backlog = self._resumed(target, provider, ref, LogOptions(), first=None, counts=counts)
-        async for chunk in backlog:
+        async for chunk in self._tail(backlog, count):
+            yield chunk
+        follow = LogOptions(follow=True)
+        async for chunk in self._resumed(target, provider, ref, follow, first=None, counts=counts):
+            yield chunk
+
+    async def _tail(self, source: AsyncIterator[LogChunk], count: int) -> AsyncIterator[LogChunk]:
+        """The last lines of a stream that ends."""
+        splitter, tail = Splitter(), Tail(count)
+        async for chunk in source:
             for line in splitter.feed(chunk, arrived=self._now()):
                 tail.add(line)
+        for line in splitter.rest():
+            tail.add(line)
         if tail.cut:
             yield LogChunk(data=CUT)
         for line in tail.lines():
             yield LogChunk(data=line.data, stream=line.stream, at=line.at)
-        for line in splitter.rest():
-            yield LogChunk(data=line.data, stream=line.stream, at=line.at)
-        follow = LogOptions(follow=True)
-        async for chunk in self._resumed(target, provider, ref, follow, first=None, counts=counts):
-            yield chunk
 
     async def _awaited(self, target: Target, container: str, options: LogOptions) -> AsyncIterator[LogChunk]:
         """A follower that came before the machine: it waits for it, as long as the Pod lives."""

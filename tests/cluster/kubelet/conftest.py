@@ -141,7 +141,7 @@ class Bench:
                 await process.wait()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 async def whole(
     cluster: Cluster,
     kubectl: Kubectl,

@@ -133,6 +133,9 @@ async def test_usage_is_a_counter_of_real_work_and_what_is_unknown_is_absent(
     (pod,) = [each for each in summary["pods"] if each["podRef"]["namespace"] == bench.namespace]
     assert pod["containers"][0]["cpu"]["usageCoreNanoSeconds"] > 0
     await bench.pod("mute", ["sleep"], cloud="mute")
+    async with http.get(f"/containerLogs/{bench.namespace}/mute/work") as answer:
+        assert answer.status == 404
+        assert await answer.text() == 'provider "mute" shows no output of its machines'
     async with http.get(f"/nodes/{keys.node_name('mute')}/metrics/resource") as answer:
         assert answer.status == 200
         assert set(series(await answer.text())) == {"resource_scrape_error"}

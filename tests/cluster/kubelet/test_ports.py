@@ -7,6 +7,8 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pytest
+
 from tests.cluster.kubelet.conftest import Bench
 from tests.support.composed import until
 
@@ -71,6 +73,7 @@ async def test_many_connections_at_once_are_kept_apart(bench: Bench):
         assert await asyncio.gather(*(exchanged(port, data) for data in sent)) == sent
 
 
+@pytest.mark.slow
 async def test_a_hundred_megabytes_pass_whole(bench: Bench):
     await echoing(bench)
     async with forwarded(bench, "p", 8000) as port:
