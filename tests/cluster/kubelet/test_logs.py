@@ -93,7 +93,8 @@ async def test_a_followed_tail_goes_on_with_what_comes(bench: Bench):
 
 
 async def test_the_run_before_the_last_restart_is_shown_as_previous(bench: Bench):
-    script = "cat /proc/sys/kernel/random/uuid; if [ -e $HOME/again ]; then sleep 600; fi; touch $HOME/again; exit 1"
+    name = "cat /proc/sys/kernel/random/uuid"
+    script = f"{name}; if [ -e $HOME/again ]; then sleep 600; fi; touch $HOME/again; exit 1"
     await bench.shell("p", script, policy="Always", wait="")
 
     async def restarted() -> bool:
