@@ -188,7 +188,7 @@ def exposition(samples: list[Sample]) -> str:
             lines.append(f"# TYPE {name} {kind}")
             for labels, value, at in values:
                 stamp = f" {round(at.timestamp() * 1000)}" if at is not None else ""
-                lines.append(f"{name}{labels} {value:.9g}{stamp}")
+                lines.append(f"{name}{labels} {value:.15g}{stamp}")
 
     def of(sample: Sample) -> str:
         pod = f'namespace="{sample.namespace}",pod="{sample.pod}"'

@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from app.api import keys
+from app.kube import pki
 from tests.cluster.kubelet.conftest import Bench
 from tests.support.composed import until
 
@@ -72,6 +73,15 @@ async def test_fc_116_nobody_gets_an_answer_without_a_name_and_a_right(bench: Be
             async with http.get(path, headers={"Authorization": f"Bearer {token}"}) as answer:
                 assert answer.status == 403, path
                 assert f"system:serviceaccount:{bench.namespace}:default" in await answer.text()
+
+
+@pytest.mark.behaviour(277)
+async def test_fc_116_the_certificate_is_for_the_address_that_the_nodes_announce(bench: Bench):
+    host, _, port = bench.controller.kubelet_url.removeprefix("https://").partition(":")
+
+    served = await asyncio.to_thread(ssl.get_server_certificate, (host, int(port)))
+
+    assert {"127.0.0.1", "localhost"} <= pki.names(served.encode())
 
 
 async def test_a_token_with_the_right_reads_usage_and_runs_nothing(bench: Bench):
