@@ -6,6 +6,7 @@ byte of kind, four of length, the content. A stream that ends without its end fr
 
 import asyncio
 import contextlib
+import socket
 import struct
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime, timedelta
@@ -38,6 +39,7 @@ _BUFFER_BYTES = 256 * 1024
 _PIECE_BYTES = 64 * 1024
 _CONNECT_S = 10.0
 _PIECES = 16  # of each stream, held until somebody reads them
+_RESET = struct.pack("ii", 1, 0)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _BROKEN = (OSError, asyncio.IncompleteReadError)
 
@@ -145,7 +147,11 @@ class FakeSession:
 
     async def aclose(self) -> None:
         self._task.cancel()
-        self._writer.close()
+        # Input that nobody takes would keep the connection open: it is reset, and not closed in order.
+        with contextlib.suppress(OSError):
+            sock = self._writer.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        self._writer.transport.abort()
         await asyncio.gather(self._task, return_exceptions=True)
         if not self._code.done():
             self._code.set_exception(Unavailable("the session was left"))

@@ -25,6 +25,8 @@ STAMP = struct.Struct(">Q")
 _TICKET_S = 30.0
 _FRAME_BYTES_MAX = 1 << 20
 _BUFFER_BYTES = 256 * 1024
+_LOOK_S = 0.5
+_ESTABLISHED = 1
 _DRAIN_S = 0.5  # for what a background child of an ended process may still say
 
 
@@ -75,11 +77,17 @@ class Streams:
             task.cancel()
 
     async def _listen(self, sock: socket.socket) -> None:
-        self._server = await asyncio.start_server(self._accept, sock=sock, limit=_BUFFER_BYTES)
+        loop = asyncio.get_running_loop()
+
+        def protocol() -> asyncio.StreamReaderProtocol:
+            return asyncio.StreamReaderProtocol(_Reader(limit=_BUFFER_BYTES, loop=loop), self._accept)
+
+        self._server = await loop.create_server(protocol, sock=sock)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
+        assert isinstance(reader, _Reader)
         self._keep(task)
         try:
             with contextlib.suppress(
@@ -97,12 +105,26 @@ class Streams:
         task.add_done_callback(self._tasks.discard)
 
 
+class _Reader(asyncio.StreamReader):
+    """Tells that the client has left at once, also while what it sent before is not read yet."""
+
+    def __init__(self, *, limit: int, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(limit=limit, loop=loop)
+        self.left = asyncio.Event()
+
+    def feed_eof(self) -> None:
+        super().feed_eof()
+        self.left.set()
+
+    def set_exception(self, exc: Exception) -> None:
+        super().set_exception(exc)
+        self.left.set()
+
+
 class Wire:
     """One stream, with the faults that it suffers from."""
 
-    def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, faults: Sequence[Fault]
-    ) -> None:
+    def __init__(self, reader: _Reader, writer: asyncio.StreamWriter, faults: Sequence[Fault]) -> None:
         self.reader, self._writer = reader, writer
         self._faults = {fault.kind: fault for fault in faults}
         self._sent = 0
@@ -144,6 +166,16 @@ class Wire:
             raise _Broken
         return kind, await self.reader.readexactly(length)
 
+    async def left(self) -> None:
+        """Return when the client has left, also while so much waits to be read that nothing more is taken."""
+        sock = self._writer.get_extra_info("socket")
+        while not self.reader.left.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.reader.left.wait(), timeout=_LOOK_S)
+            with contextlib.suppress(OSError):
+                if sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != _ESTABLISHED:
+                    return
+
     async def gone(self) -> None:
         """Return when the client has left; whatever it says until then is ignored."""
         with contextlib.suppress(OSError):
@@ -184,11 +216,13 @@ async def serve_attached(wire: Wire, processes: Processes, machine_id: str) -> N
 async def serve_process(wire: Wire, process: Process) -> None:
     """A process with its streams. It ends when the client leaves."""
     hear = asyncio.create_task(_hear(wire, process), name="session input")
+    left = asyncio.create_task(wire.left(), name="session left")
     copying = [asyncio.create_task(_copy(process.stdout, wire, Frame.STDOUT), name="session output")]
     if process.stderr >= 0:
         copying.append(asyncio.create_task(_copy(process.stderr, wire, Frame.STDERR), name="session errors"))
     try:
-        watched: list[asyncio.Future[Any]] = [hear, process.ended]
+        # Input that the process does not read must not hide that the client has left.
+        watched: list[asyncio.Future[Any]] = [left, process.ended]
         await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
         if not process.ended.done():
             return
@@ -196,12 +230,13 @@ async def serve_process(wire: Wire, process: Process) -> None:
         while late and any(task.get_name() == "busy" for task in late):
             _, late = await asyncio.wait(late, timeout=_DRAIN_S)
         await wire.send(Frame.END, orjson.dumps({"code": process.ended.result()}))
-        await asyncio.wait([hear], timeout=_DRAIN_S)
+        await asyncio.wait([left], timeout=_DRAIN_S)
     finally:
         process.kill()
-        for task in (hear, *copying):
+        tasks: list[asyncio.Task[Any]] = [hear, left, *copying]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(hear, *copying, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         process.close()  # last: the tasks give the numbers of its descriptors back
 
 

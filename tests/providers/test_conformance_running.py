@@ -242,6 +242,20 @@ async def test_leaving_a_session_ends_its_process(pair: Pair):
     await until(lambda: not psutil.pid_exists(pid))
 
 
+async def test_leaving_a_session_ends_a_process_that_reads_no_input(pair: Pair):
+    ref = await running(pair, "sleep 600")
+    found = await session(pair, ref, "sh", "-c", "echo $$; exec sleep 600", stdin=True)
+    pid = int(await anext(aiter(found.stdout)))
+    writing = asyncio.ensure_future(found.write(b"x" * (64 << 20)))
+    done, _ = await asyncio.wait([writing], timeout=0.3)
+    assert not done
+
+    await found.aclose()
+
+    await until(lambda: not psutil.pid_exists(pid))
+    await asyncio.gather(writing, return_exceptions=True)
+
+
 async def test_a_session_that_broke_gives_no_exit_code(pair: Pair):
     ref = await running(pair, "sleep 600")
     await pair.cloud.add_fault("stream_cut", verb="exec", keep=5)
