@@ -193,9 +193,25 @@ class Offerings:
 
 
 def _merged(told: tuple[Offering, ...], rows: tuple[Offering, ...]) -> tuple[Offering, ...]:
-    """What the cloud told, then the rows of what it did not speak of."""
+    """What the cloud told, with the rows' sizes where it says none, then the rows of what it did not tell."""
     spoken_of = {(row.shape, row.region, row.tier) for row in told}
-    return (*told, *(row for row in rows if (row.shape, row.region, row.tier) not in spoken_of))
+    written: dict[tuple[str, Tier], Offering] = {}
+    for row in rows:
+        written.setdefault((row.shape, row.tier), row)
+    sized = (_sized(row, written.get((row.shape, row.tier))) for row in told)
+    return (*sized, *(row for row in rows if (row.shape, row.region, row.tier) not in spoken_of))
+
+
+def _sized(told: Offering, row: Offering | None) -> Offering:
+    """The offer with the sizes of its row, in whatever region, where it says none itself."""
+    if row is None:
+        return told
+    return replace(
+        told,
+        cpu=row.cpu if told.cpu is None else told.cpu,
+        memory_bytes=row.memory_bytes if told.memory_bytes is None else told.memory_bytes,
+        disk_bytes=row.disk_bytes if told.disk_bytes is None else told.disk_bytes,
+    )
 
 
 def _counted(row: Offering, asked: Accelerator | None) -> Offering | None:

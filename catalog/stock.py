@@ -8,35 +8,15 @@ configuration can change; the offers of those that are configured say what there
 import difflib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from decimal import Decimal
 
 from catalog.catalogue import Catalogue, CloudRows
 from catalog.offerings import AccountKey, AccountOffers, Offerings
 from catalog.rows import ANY_COUNT
+from catalog.sizes import Amounts, largest, roomy
 from providers.base import Accelerator, Offering
 
 _NEAR = 3
 _CUTOFF = 0.55
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Amounts:
-    """What a workload asks of a machine, or a machine has. None: it is not said."""
-
-    cpu: Decimal | None = None
-    memory_bytes: int | None = None
-    disk_bytes: int | None = None
-
-    def exceeding(self, most: "Amounts") -> list[str]:
-        """The names of the amounts that are above ``most``."""
-        names = ("cpu", "memory_bytes", "disk_bytes")
-        return [
-            name
-            for name in names
-            if (asked := getattr(self, name)) is not None
-            and (has := getattr(most, name)) is not None
-            and asked > has
-        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +76,16 @@ class Stock:
             return None
         return Unsold(counts=tuple(sorted(counts)))
 
+    def only_elsewhere(self, accelerator: Accelerator) -> tuple[str, ...]:
+        """The clouds that have it by their files, sorted, when none of the configured accounts offers it.
+
+        Empty, too, as long as that is not known for certain.
+        """
+        if not self.known or any(offers.find(accelerator) for offers in self._offerings):
+            return ()
+        clouds = self._catalogue.clouds.items()
+        return tuple(sorted(name for name, cloud in clouds if any(_counted(cloud, accelerator))))
+
     def too_small(self, accelerator: Accelerator | None, asked: Amounts) -> Amounts | None:
         """The largest machine that there is, when it is smaller than ``asked``; None when one may do.
 
@@ -104,15 +94,7 @@ class Stock:
         if not self.known:
             return None
         rows = self._sized(accelerator)
-        if not rows or any(not asked.exceeding(_amounts(row)) for row in rows):
-            return None
-        return Amounts(
-            cpu=max((row.cpu for row in rows if row.cpu is not None), default=None),
-            memory_bytes=max(
-                (row.memory_bytes for row in rows if row.memory_bytes is not None), default=None
-            ),
-            disk_bytes=max((row.disk_bytes for row in rows if row.disk_bytes is not None), default=None),
-        )
+        return None if not rows or roomy(rows, asked) else largest(rows)
 
     def _sized(self, accelerator: Accelerator | None) -> tuple[Offering, ...]:
         """All rows of it. Walking through them took a fifth of a review's time, so they are kept."""
@@ -181,7 +163,3 @@ def _counted(cloud: CloudRows, accelerator: Accelerator | None) -> Iterator[Offe
         any_count = row.accelerator is not None and row.accelerator.count == ANY_COUNT
         if key == wanted or (any_count and wanted and key and key.split(":")[0] == wanted.split(":")[0]):
             yield row
-
-
-def _amounts(row: Offering) -> Amounts:
-    return Amounts(cpu=row.cpu, memory_bytes=row.memory_bytes, disk_bytes=row.disk_bytes)

@@ -124,7 +124,10 @@ def validate(pod: Obj, *, stock: Stock = NOTHING_KNOWN) -> Verdict:
         f"annotation {key} was set by another admission webhook; Nebula alone sets it"
         for key in sorted(OWN_POD_ANNOTATIONS & annotations.keys())
     ]
-    return Verdict(refusals=tuple(found), warnings=() if found else tuple(workload.warnings(pod)))
+    if found:
+        return Verdict(refusals=tuple(found))
+    elsewhere = sold.not_sold_here(workload.accelerator_of(pod), stock=stock)
+    return Verdict(warnings=(*workload.warnings(pod), *elsewhere))
 
 
 def validate_subresource(pod: Obj, *, subresource: str) -> Verdict:

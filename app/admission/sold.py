@@ -5,17 +5,16 @@ Only what is known for certain refuses: see `catalog.stock`. The rest is gated, 
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from app import workload
 from app.api.keys import ACCELERATOR_TYPE_LABEL, AIBRIX_GROUP, GPU_RESOURCE
-from catalog.stock import Amounts, Stock, near
+from catalog.sizes import RESOURCES, Amounts
+from catalog.stock import Stock, near
 from providers.base import Accelerator, OptionSpec
 
 Obj = Mapping[str, Any]
 _COUNTS_SHOWN = 8
-_GIB = 2**30
-_RESOURCE: Final = {"cpu": "cpu", "memory_bytes": "memory", "disk_bytes": "ephemeral-storage"}
 
 
 def unsold(pod: Obj, *, accelerator: Accelerator | None, stock: Stock) -> list[str]:
@@ -23,6 +22,16 @@ def unsold(pod: Obj, *, accelerator: Accelerator | None, stock: Stock) -> list[s
     if accelerator is not None and (missing := _accelerator(accelerator, stock=stock)):
         return [missing]
     return _sizes(pod, accelerator=accelerator, stock=stock)
+
+
+def not_sold_here(accelerator: Accelerator | None, *, stock: Stock) -> list[str]:
+    """A warning about what only clouds that are not configured have: the Pod would wait, and for what."""
+    if accelerator is None or not (clouds := stock.only_elsewhere(accelerator)):
+        return []
+    return [
+        f"no configured provider has {accelerator.count} {GPU_RESOURCE} of type {accelerator.type} in one"
+        f" machine: the Pod stays gated until one that has is configured (known: {', '.join(clouds)})"
+    ]
 
 
 def bad_options(options: Mapping[str, str], *, stock: Stock) -> list[str]:
@@ -78,14 +87,9 @@ def _sizes(pod: Obj, *, accelerator: Accelerator | None, stock: Stock) -> list[s
     if not above:
         return [f"{field}: no machine{of} has all of it together: ask for less"]
     return [
-        f"{field}[{_RESOURCE[name]}]: no machine{of} has so much: ask for at most {_shown(name, most)}"
+        f"{field}[{RESOURCES[name]}]: no machine{of} has so much: ask for at most {most.shown(name)}"
         for name in above
     ]
-
-
-def _shown(name: str, most: Amounts) -> str:
-    amount = getattr(most, name)
-    return f"{amount:f}" if name == "cpu" else f"{amount // _GIB}Gi"
 
 
 def _provider_of(name: str, *, stock: Stock) -> str | None:

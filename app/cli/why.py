@@ -45,6 +45,8 @@ def command(database_url: str | None, pod: str, namespace: str, uid: str | None,
         click.echo(output.to_json(_plain(found, places, ways)))
         return
     click.echo(_header(found, now=now))
+    if found.decision.message:
+        click.echo(f"\n{found.decision.message}")
     if places:
         rows = [_row(place, now=now) for place in places]
         click.echo("\n" + output.table(TITLES, rows, right=("$/H",)))
@@ -144,6 +146,7 @@ def _plain(found: "Recorded", places: "list[Looked]", ways: list[str]) -> dict[s
         "uid": decision.pod_uid,
         "pool": decision.pool,
         "outcome": decision.outcome,
+        "message": decision.message or None,
         "looks": found.looks,
         "decidedAt": found.decided_at,
         "lastDecidedAt": found.last_decided_at,

@@ -37,7 +37,13 @@ class ClaimBook:
         """Forget what an earlier term made; the claims that there are now are all there is."""
         self._made.clear()
         self._promised.clear()
-        self._desk.claims_are(objects.reservation_of(claim) for claim in self._claims)
+        self.restore()
+
+    def restore(self) -> None:
+        """What is taken from limits is what the claims take that there are, and those about to be made."""
+        found = [objects.reservation_of(claim) for claim in self._claims]
+        taken = {row.key: row for row in (*self._promised.values(), *found)}
+        self._desk.claims_are(taken.values())
 
     # --- whose claims there are -------------------------------------------------------------------
 

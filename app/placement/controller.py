@@ -36,7 +36,7 @@ from app.kube.queue import Again, WorkQueue, run_workers
 from app.placement import explain, metrics, objects
 from app.placement.book import ClaimBook
 from app.placement.constraints import node_view
-from app.placement.deferrals import Deferrals
+from app.placement.deferrals import Deferrals, decision_without_places, owner_waits
 from app.placement.desk import Desk, MayNotPlace, Seen, Term
 from app.placement.gate import Gate
 from app.placement.market import LISTED, Market
@@ -92,7 +92,7 @@ class Placement:
         self._settings, self._installation = settings, installation
         self._term = term
         self._teller = Teller(self._kube, events=events, now=now)
-        self._desk = Desk(engine, term=term)
+        self._desk = Desk(engine, term=term, renewed=self._begin_anew)
         self._queue: WorkQueue[Key] | None = None
         self._book = ClaimBook(kube=self._kube, claims=claims, desk=self._desk)
         self._deferrals = Deferrals(
@@ -162,7 +162,7 @@ class Placement:
                 self._pod_changed(None, pod)
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._desk.run(), name="placement-desk")
-                tasks.create_task(self._watch_blocks(), name="placement-blocks")
+                tasks.create_task(self._watch_store(), name="placement-store")
                 tasks.create_task(self._reserve.run(), name="placement-reserve")
                 work = run_workers(
                     self._queue, self._reconcile, workers=WORKERS, name="placement", expected=(KubeError,)
@@ -215,10 +215,14 @@ class Placement:
         if before != after:
             self._wake(self._deferrals.waiting.for_a_place())
 
-    async def _watch_blocks(self) -> None:
-        """Wake Pods whose block a person has cleared. Asks only while somebody waits for one."""
+    async def _watch_store(self) -> None:
+        """Wake Pods whose block a person has cleared, asking only while somebody waits for one.
+
+        And see that a store which has lost everything is told of Pods that nothing else would wake.
+        """
         while True:
             await asyncio.sleep(self._settings.list_busy_s)
+            self._desk.mind_the_epoch()
             waiting = self._deferrals.waiting
             if not waiting.on_blocks:
                 continue
@@ -228,6 +232,12 @@ class Placement:
                 log.debug("blocks not read", error=str(error))
                 continue
             self._wake(waiting.freed((block.id for block in seen.blocks), now=seen.now))
+
+    def _begin_anew(self) -> None:
+        """The store had lost what claims take from limits, and every decision."""
+        log.info("the store begins anew: every gated Pod is looked at again")
+        self._book.restore()
+        self._wake([key_of(pod) for pod in self._pods if objects.is_gated(pod)])
 
     # --- one Pod --------------------------------------------------------------------------------
 
@@ -339,15 +349,9 @@ class Placement:
 
         def judge(seen: Seen) -> tuple[tuple[list[Place] | Backoff, datetime], Decision]:
             if owner is not None and (wait := seen.backoffs.get(owner["uid"])) is not None:
-                outcome = DeferralReason.OWNER_BACKOFF.value
-                row = Decision(
-                    pod_namespace=key[0],
-                    pod_name=key[1],
-                    pod_uid=uid_of(pod),
-                    pool=pool_name,
-                    outcome=outcome,
-                )
-                return (wait, seen.now), row
+                why = owner_waits(wait)
+                reason = DeferralReason.OWNER_BACKOFF
+                return (wait, seen.now), decision_without_places(key, pod, reason, why, pool=pool_name)
             avoided = self._reserve.avoided(key, seen, template=request.template)
             places = self._ranking.places(
                 request,

@@ -108,20 +108,14 @@ class Deferrals:
         self, key: Key, pod: Obj, pool: str, wait: Backoff, *, database_now: datetime
     ) -> Again | None:
         """A loop buys no machines: its owner's Pods wait, each longer than the one before."""
-        why = (
-            f"nothing is rented for its owner before {timestamp(wait.until)}: {wait.message}"
-            f" ({wait.failures} in a row)"
-        )
-        await self._tell(key, pod, DeferralReason.OWNER_BACKOFF, why, pool=pool)
+        await self._tell(key, pod, DeferralReason.OWNER_BACKOFF, owner_waits(wait), pool=pool)
         return Again(max(0.05, (wait.until - database_now).total_seconds()))
 
     async def without_places(
         self, key: Key, pod: Obj, reason: DeferralReason, why: str, *, pool: str | None = None
     ) -> Again | None:
         """Leave the Pod gated for a reason that only a change of something else can end."""
-        row = Decision(
-            pod_namespace=key[0], pod_name=key[1], pod_uid=uid_of(pod), pool=pool, outcome=reason.value
-        )
+        row = decision_without_places(key, pod, reason, why, pool=pool)
         try:
             await self._desk.look(lambda seen: (None, row))
         except MayNotPlace as error:
@@ -167,3 +161,25 @@ class Deferrals:
         if self.waiting.put(key, wait, since=self._looked.pop(key, Mark())):
             self._wake([key])
         await self._teller.say(key, pod, placed=False, reason=_CONDITION_REASONS[reason], message=why)
+
+
+def decision_without_places(
+    key: Key, pod: Obj, reason: DeferralReason, why: str, *, pool: str | None
+) -> Decision:
+    """The row for a look that came to no candidates."""
+    return Decision(
+        pod_namespace=key[0],
+        pod_name=key[1],
+        pod_uid=uid_of(pod),
+        pool=pool,
+        outcome=reason.value,
+        message=why,
+    )
+
+
+def owner_waits(wait: Backoff) -> str:
+    """Until when an owner's Pods wait, and why, for people."""
+    return (
+        f"nothing is rented for its owner before {timestamp(wait.until)}: {wait.message}"
+        f" ({wait.failures} in a row)"
+    )

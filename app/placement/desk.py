@@ -100,10 +100,15 @@ class _Changes:
 
 
 class Desk:
-    """Collects with `look` and the notes on claims, works in `run`."""
+    """Collects with `look` and the notes on claims, works in `run`.
 
-    def __init__(self, engine: AsyncEngine, *, term: Term) -> None:
-        self._engine, self._term = engine, term
+    ``renewed`` is called when our epoch has become another one: the store had lost it, and with it all that
+    was promised and decided. What it notes is written before anything else is looked at.
+    """
+
+    def __init__(self, engine: AsyncEngine, *, term: Term, renewed: Callable[[], None]) -> None:
+        self._engine, self._term, self._renewed = engine, term, renewed
+        self._epoch: int | None = None
         self._waiting: list[_Look[Any]] = []
         self._changes = _Changes()
         self._history, self._read_at = History(), -math.inf
@@ -125,6 +130,15 @@ class Desk:
         self._changes.found.pop(key, None)
         self._changes.ended.add(key)
         self._filled.set()
+
+    def mind_the_epoch(self) -> None:
+        """See whether the store has lost our epoch since this was asked last."""
+        epoch = self._term.epoch
+        if epoch is None or epoch == self._epoch:
+            return
+        before, self._epoch = self._epoch, epoch
+        if before is not None:
+            self._renewed()
 
     async def look(self, judge: Judge[T], *, pool: str | None = None) -> T:
         """What ``judge`` decides, once its row is committed. `run` must be running.
@@ -152,6 +166,7 @@ class Desk:
     async def run(self) -> None:
         """Serve looks until cancelled; those left then are cancelled too."""
         batch: list[_Look[Any]] = []
+        self._epoch = None
         try:
             while True:
                 await self._filled.wait()
@@ -171,6 +186,7 @@ class Desk:
     async def _serve(self, batch: list[_Look[Any]]) -> None:
         answers: list[tuple[_Look[Any], Any]] = []
         pools = {look.pool for look in batch if look.pool is not None}
+        self.mind_the_epoch()
         changes, self._changes = self._changes, _Changes()
         try:
             async with begin(self._engine) as conn:

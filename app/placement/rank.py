@@ -26,6 +26,7 @@ from app.placement.request import PlacementRequest
 from app.store.blocks import Block
 from catalog.offerings import AccountKey, AccountOffers, OfferingView, in_region
 from catalog.regions import region_tokens
+from catalog.sizes import Amounts, roomy, too_small
 from providers.base import Accelerator, Completion, Offering, Tier
 
 _NOT_TOLD = "its end could not be seen there"
@@ -233,7 +234,7 @@ class _Walk:
         if wanted is None:
             if offers.traits.needs_accelerator:
                 return SkipReason.REQUEST_UNSUPPORTED, "it rents no machines without accelerator", True
-            return None
+            return self._size_refusal(offers.find(None, tier=tier))
         rows = offers.find(wanted)
         if not rows:
             known = bool(offers.offerings)
@@ -241,7 +242,18 @@ class _Walk:
             return SkipReason.ACCELERATOR_UNSUPPORTED, why, known
         if all(row.tier is not tier for row in rows):
             return SkipReason.CAPACITY_TYPE_UNSUPPORTED, f"it offers no {wanted} as {tier}", True
-        return None
+        return self._size_refusal(tuple(row for row in rows if row.tier is tier))
+
+    def _size_refusal(self, rows: Sequence[Offering]) -> _Refusal | None:
+        """Why none of these machines has room for the Pod; a place that lists none may have any size."""
+        asked = self._asked()
+        if not rows or asked is None or roomy(rows, asked):
+            return None
+        what = f"{self.request.accelerator} machines" if self.request.accelerator else "machines"
+        return SkipReason.REQUEST_UNSUPPORTED, too_small(rows, asked, what=what), True
+
+    def _asked(self) -> Amounts | None:
+        return Amounts.of(self.request.workload) if self.request.workload is not None else None
 
     def _gpus_over(self) -> _Refusal | None:
         limit = self.pool.limits.gpus if self.pool.limits else None
@@ -258,15 +270,19 @@ class _Walk:
         rows = offers.find(self.request.accelerator, tier=tier)
         for region in region_tokens(entry.regions, served=offers.regions, words=offers.words):
             listed = in_region(rows, region)
-            here = self.market.choose(self.request, listed)
+            if not listed and self.request.accelerator is not None:
+                why = f"it offers no {self.request.accelerator} as {tier} there"
+                reason = SkipReason.ACCELERATOR_UNSUPPORTED
+                yield self._skip(key, tier, reason, why, region=region, for_good=True)
+                continue
+            if (misfit := self._size_refusal(listed)) is not None:
+                reason, why, for_good = misfit
+                yield self._skip(key, tier, reason, why, region=region, for_good=for_good)
+                continue
+            here = self.market.choose(self.request, roomy(listed, self._asked()))
             if listed and not here:
                 why = "the Pod's options leave nothing of what it offers there"
                 reason = SkipReason.REQUEST_UNSUPPORTED
-                yield self._skip(key, tier, reason, why, region=region, for_good=True)
-                continue
-            if not here and self.request.accelerator is not None:
-                why = f"it offers no {self.request.accelerator} as {tier} there"
-                reason = SkipReason.ACCELERATOR_UNSUPPORTED
                 yield self._skip(key, tier, reason, why, region=region, for_good=True)
                 continue
             price = self.market.price(self.request, here[0]) if here else None

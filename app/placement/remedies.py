@@ -112,25 +112,26 @@ def remedies(
 
 def _without_places(decision: Decision) -> str:
     where = f"-n {decision.pod_namespace} {decision.pod_name}"
-    words = f"kubectl get pod {where} -o yaml says in condition {PLACED_CONDITION}"
+    words = "see above"
+    if not decision.message:  # a row of an older version
+        words = f"kubectl get pod {where} -o yaml says in condition {PLACED_CONDITION}"
     pool = decision.pool
     by_outcome: dict[str, str] = {
         DeferralReason.NO_POOL: (
             f"the label {keys.NODE_POOL_LABEL} must name a NodePool that exists and is not being deleted"
             " (kubectl get nodepools)"
         ),
-        DeferralReason.INVALID_REQUEST: f"the Pod must be made anew, corrected: {words} what is wrong",
-        DeferralReason.NO_CANDIDATE: f"NodePool {pool} must be corrected: {words} what is wrong with it",
+        DeferralReason.INVALID_REQUEST: f"the Pod must be made anew, corrected ({words})",
+        DeferralReason.NO_CANDIDATE: f"NodePool {pool} must be corrected ({words})",
         DeferralReason.STALE_CLAIM: (
             "the claim of an earlier Pod must be released, which happens by itself while its provider answers"
             " (kubectl get nodeclaims)"
         ),
         DeferralReason.OWNER_BACKOFF: (
-            "waiting: its owner's Pods end by themselves again and again;"
-            f" {words} until when nothing is rented"
+            f"waiting: its owner's Pods end by themselves again and again ({words})"
         ),
     }
-    return by_outcome.get(decision.outcome, f"{words} what it waits for")
+    return by_outcome.get(decision.outcome, f"waiting ({words})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from app.inventory.accounts import Account
 from app.provisioning.model import ClaimSpec
 from catalog.offerings import AccountOffers
+from catalog.sizes import Amounts, roomy, too_small
 from providers.base import Offering, Rejection, Workload
 from providers.capabilities import Chooses, Prepares
 
@@ -17,9 +18,20 @@ def offering_of(
     found: Sequence[Offering] = ()
     if offers is not None:
         found = offers.find(claim.accelerator, tier=claim.tier, region=claim.region)
-    if found and workload is not None and isinstance(account.provider, Chooses):
-        found = account.provider.choose(workload, found)
+    if found and workload is not None:
+        found = roomy(found, Amounts.of(workload))
+        if isinstance(account.provider, Chooses):
+            found = account.provider.choose(workload, found)
     return found[0] if found else None
+
+
+def no_room(offers: AccountOffers | None, claim: ClaimSpec, workload: Workload) -> str | None:
+    """Why none of the machines that are offered for the claim is large enough; None when one is, or none is."""
+    found = offers.find(claim.accelerator, tier=claim.tier, region=claim.region) if offers else ()
+    asked = Amounts.of(workload)
+    if not found or roomy(found, asked):
+        return None
+    return too_small(found, asked, what=f"{claim.accelerator or 'such'} machines")
 
 
 async def pins_of(

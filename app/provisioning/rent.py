@@ -38,7 +38,7 @@ from app.provisioning.model import (
     Waiting,
     Why,
 )
-from app.provisioning.prepare import offering_of, pins_of
+from app.provisioning.prepare import no_room, offering_of, pins_of
 from app.provisioning.steps import reach
 from app.store import blocks, rentals
 from app.store.engine import StoreUnavailable, begin, single
@@ -250,6 +250,8 @@ class Renter:
             return await self._refuse_unsent(call, RejectionKind.UNSUPPORTED, workload.masked(why))
         offering = self._offering(call)
         if offering is None:
+            if (cramped := no_room(core.offerings.get(*claim.key), claim, workload)) is not None:
+                return await self._refuse_unsent(call, RejectionKind.UNSUPPORTED, cramped)
             return self._wait(life, Why.RETRY, f"{claim.provider} does not offer this shape at the moment")
         price = usd_per_hour(call.account.provider.quote(workload, offering))
         if claim.max_price is not None and (price is None or price > claim.max_price):

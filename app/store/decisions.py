@@ -21,6 +21,7 @@ class Decision:
     """One look. ``outcome`` is "placed" or the deferral's reason; ``candidates`` are in the order of ranking.
 
     Each candidate holds provider, account, region, tier, price and skip, prices as `Decimal` or text.
+    ``message``: of a look that came to no candidates, what the Pod is told.
     """
 
     pod_namespace: str
@@ -35,6 +36,7 @@ class Decision:
     tier: str | None = None
     usd_per_hour: Decimal | None = None
     candidates: Sequence[Mapping[str, Any]] = ()
+    message: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

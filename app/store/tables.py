@@ -489,6 +489,10 @@ class PlacementDecision(Base):
     candidates: Mapped[list[Any]] = mapped_column(
         comment="in order: provider, account, region, tier, price, skip"
     )
+    message: Mapped[str] = mapped_column(
+        server_default=text("''"),
+        comment="why no candidate was looked at, as the Pod was told; empty where candidates say it",
+    )
     looks: Mapped[int] = mapped_column(
         Integer, server_default=text("1"), comment="how many equal looks in a row this row stands for"
     )

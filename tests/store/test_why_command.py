@@ -235,3 +235,17 @@ async def test_help_imports_neither_database_nor_placement() -> None:
         subprocess.run, [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert done.stdout == "[]\n"
+
+
+async def test_a_look_that_came_to_no_candidates_shows_what_the_pod_was_told(
+    engine: AsyncEngine, database_url: str
+) -> None:
+    await record(engine, "no_pool", pool=None, message="NodePool gpx does not exist")
+
+    header, _, message, _, title, way = (await why(database_url)).splitlines()
+
+    assert "no_pool" in header
+    assert message == "NodePool gpx does not exist"
+    assert title == "What would make it placeable:"
+    assert way.startswith("  - the label nebula.inftyai.com/nodepool must name a NodePool that exists")
+    assert (await why_json(database_url))["message"] == "NodePool gpx does not exist"

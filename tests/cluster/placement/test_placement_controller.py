@@ -5,6 +5,7 @@ from uuid import uuid4
 
 import pytest
 from placement_world import FAST, INSTALLATION, UNTIL_CALLED, World, path_of, uid_of, until
+from sqlalchemy import text
 
 from app.api import keys
 from app.api.binding import CloudPodBinding
@@ -12,7 +13,7 @@ from app.api.nodeclaim import NodeClaim
 from app.kube import paths
 from app.kube.client import Obj
 from app.placement.objects import external_name
-from app.store import blocks, decisions, installation
+from app.store import blocks, decisions, installation, reservations
 from app.store.engine import begin, connect, create_engine
 
 ONE_PLACEMENT = ["POST nodeclaims", "POST cloudpodbindings", "PATCH pods"]
@@ -459,6 +460,44 @@ async def test_nothing_is_placed_at_an_epoch_that_the_database_does_not_know(wor
         async with begin(world.engine) as conn:
             await installation.set_epoch_at_least(conn, running.term.epoch)
         await world.lifted(pod)
+
+
+async def test_a_store_that_was_emptied_gets_the_decisions_on_gated_pods_and_what_claims_take_again(
+    world: World,
+):
+    provider = await world.provider()
+    await world.make_pool(provider, limits={"gpus": 8})
+    async with world.placing() as running:
+        holder = await world.pod("holder")
+        await world.lifted(holder)
+        pods = {
+            "waits": await world.pod("waits"),
+            "lost": await world.pod("lost", labels={keys.NODE_POOL_LABEL: "nowhere"}),
+        }
+        await world.told(pods["waits"], "NoCandidate")
+        await world.told(pods["lost"], "NoPool")
+
+        async with begin(world.engine) as conn:
+            await conn.execute(text("truncate placement_decision, reservation"))
+            running.term.epoch = await installation.next_epoch(conn, world.epoch)
+
+        async def known() -> dict[str, tuple[str, str]] | None:
+            found = {}
+            async with connect(world.engine) as conn:
+                for name, pod in pods.items():
+                    row = await decisions.latest(conn, uid_of(pod))
+                    if row is None:
+                        return None
+                    found[name] = (row.decision.outcome, row.decision.message)
+            return found
+
+        assert await until(known) == {
+            "waits": ("no_candidate", ""),
+            "lost": ("no_pool", "NodePool nowhere does not exist"),
+        }
+        async with connect(world.engine) as conn:
+            taken = await reservations.load(conn, pool=world.pool)
+        assert [row.pod_uid for row in taken] == [uid_of(holder)]
 
 
 async def test_a_hold_stops_sweeps_and_not_placement(world: World):

@@ -85,7 +85,7 @@ async def test_500_pods_at_once_do_not_pass_a_limit_whoever_leads(world: World):
 
         return await desk.look(judge, pool=world.pool)
 
-    desks = [Desk(world.engine, term=Leads()) for _ in range(2)]
+    desks = [Desk(world.engine, term=Leads(), renewed=lambda: None) for _ in range(2)]
     working = [asyncio.create_task(desk.run()) for desk in desks]
     try:
         said = await asyncio.gather(*(decide(desks[number % 2], number) for number in range(500)))

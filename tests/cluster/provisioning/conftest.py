@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -109,6 +109,7 @@ class Bench:
     leader: Leader = field(default_factory=Leader)
     provisioning: Provisioning = field(init=False)
     accounts: Accounts = field(init=False)
+    offerings: Offerings = field(init=False)
 
     @property
     def door(self) -> ClaimDoor:
@@ -136,14 +137,15 @@ class Bench:
     async def reread(self, claim: ClaimSpec) -> ClaimSpec:
         return claim_spec(await self.kube.get(paths.nodeclaim(claim.name)))
 
-    async def ensure_once(self, claim: ClaimSpec) -> Outcome:
-        return await self.provisioning.ensure(claim, WORKLOAD, port=self.door, policy=POLICY)
+    async def ensure_once(self, claim: ClaimSpec, **workload: Any) -> Outcome:
+        wanted = replace(WORKLOAD, **workload)
+        return await self.provisioning.ensure(claim, wanted, port=self.door, policy=POLICY)
 
-    async def ensure(self, claim: ClaimSpec, *, within_s: float = 30.0) -> Outcome:
+    async def ensure(self, claim: ClaimSpec, *, within_s: float = 30.0, **workload: Any) -> Outcome:
         """As a caller would: again until it is rented, refused or over."""
         async with asyncio.timeout(within_s):
             while True:
-                outcome = await self.ensure_once(claim)
+                outcome = await self.ensure_once(claim, **workload)
                 if not isinstance(outcome, Waiting):
                     return outcome
                 await asyncio.sleep(min(outcome.after_s, 0.3))
@@ -157,13 +159,13 @@ class Bench:
                 assert isinstance(release, Releasing)
                 await asyncio.sleep(min(release.after_s, 0.2))
 
-    async def rented(self, claim: ClaimSpec) -> Rented:
-        outcome = await self.ensure(claim)
+    async def rented(self, claim: ClaimSpec, **workload: Any) -> Rented:
+        outcome = await self.ensure(claim, **workload)
         assert isinstance(outcome, Rented), outcome
         return outcome
 
-    async def refused(self, claim: ClaimSpec) -> Refused:
-        outcome = await self.ensure(claim)
+    async def refused(self, claim: ClaimSpec, **workload: Any) -> Refused:
+        outcome = await self.ensure(claim, **workload)
         assert isinstance(outcome, Refused), outcome
         return outcome
 
@@ -194,6 +196,7 @@ class Bench:
         """A process's worth of provisioning; leave and enter again for a restart without memory."""
         settings = a_settings(self.cloud.url, **changes)
         accounts, offerings = Accounts(settings, self.installation), Offerings()
+        self.offerings = offerings
         self.provisioning = Provisioning(
             accounts=accounts,
             offerings=offerings,

@@ -1,13 +1,16 @@
 """One claim, one machine; after release, none."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from sqlalchemy import text
 
 from app.provisioning.model import Over, Releasing, Rented, Waiting, Why
-from providers.base import RejectionKind
+from providers.base import Accelerator, RejectionKind, Tier
 from tests.cluster.provisioning.conftest import Bench
+
+GIB = 2**30
 
 
 async def test_a_claim_rents_one_machine_and_release_ends_it(bench: Bench):
@@ -238,3 +241,23 @@ async def test_a_rental_that_the_store_forgets_while_it_ends_is_ended_all_the_sa
 
         assert await bench.cloud.alive() == []
         assert (await bench.row("select state from rental")).state == "ended"
+
+
+async def test_the_first_shape_with_room_for_the_workload_is_ordered_and_without_any_nothing_is(bench: Bench):
+    """A claim names an accelerator and a place, not a shape: the size decides again before the order."""
+    async with bench.running() as running:
+        told = running.offerings.get("fake", "default")
+        assert told is not None
+        (one,) = told.find(Accelerator(type="H100", count=1), tier=Tier.ON_DEMAND, region="r1")
+        rows = [replace(one, shape="small", memory_bytes=8 * GIB), replace(one, memory_bytes=64 * GIB)]
+        running.offerings.put("fake", "default", traits=told.traits, offerings=rows)
+
+        claim = await bench.claim()
+        await bench.rented(claim, memory_bytes=16 * GIB)
+        assert (await bench.row("select shape from provision_attempt")).shape == one.shape
+
+        other = await bench.claim()
+        refused = await bench.refused(other, memory_bytes=65 * GIB)
+        assert refused.kind is RejectionKind.UNSUPPORTED
+        assert refused.message == ("its H100:1 machines have memory 64Gi at most, and 65Gi is asked for")
+        assert len(await bench.cloud.alive()) == 1

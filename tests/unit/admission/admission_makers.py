@@ -62,9 +62,9 @@ def a_stock(*providers, catalogue=None, traits=None, **offers):
     )
 
 
-def applied(pod):
+def applied(pod, *, stock=rules.NOTHING_KNOWN):
     """The Pod as the API server has it after the mutating webhook."""
-    verdict = rules.mutate(pod)
+    verdict = rules.mutate(pod, stock=stock)
     assert verdict.refusals == ()
     changed = copy.deepcopy(pod)
     for operation in verdict.patch:

@@ -1,5 +1,6 @@
 """Accelerators, sizes and options that no cloud has: refused once that is certain, and never before."""
 
+from dataclasses import replace
 from decimal import Decimal
 
 import pytest
@@ -69,6 +70,29 @@ def test_an_accelerator_of_a_catalogue_whose_cloud_is_not_configured_is_let_thro
     stock = a_stock(acme=sells("acme", "H100"), catalogue=load())
 
     assert refusals(asking("T4", "4"), stock) == ()
+
+
+@pytest.mark.behaviour(25)
+@pytest.mark.parametrize(("kind", "count"), [("T4", "4"), ("H100", "3")])
+def test_what_only_a_cloud_that_is_not_configured_has_is_let_through_with_a_warning_that_names_it(
+    kind, count
+):
+    """The Pod will wait, and whoever made it learns at once for what."""
+    rows = CloudRows(adapter="zeta", rows=tuple(sells("zeta", "T4", "H100", counts=(3, 4))))
+    stock = a_stock(
+        acme=sells("acme", "H100", counts=(1, 2)),
+        catalogue=Catalogue(clouds={"zeta": replace(rows, accelerators=frozenset({"T4", "H100"}))}),
+    )
+    pod = applied(asking(kind, count), stock=stock)
+
+    verdict = validate(pod, stock=stock)
+
+    assert verdict.refusals == ()
+    assert verdict.warnings == (
+        f"no configured provider has {count} nvidia.com/gpu of type {kind} in one machine: the Pod stays"
+        " gated until one that has is configured (known: zeta)",
+    )
+    assert validate(applied(asking("H100", "2"), stock=stock), stock=stock).warnings == ()
 
 
 def test_an_alias_of_a_catalogue_is_an_accelerator():

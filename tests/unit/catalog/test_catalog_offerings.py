@@ -225,3 +225,22 @@ async def test_a_cloud_that_does_not_answer_changes_nothing_and_is_asked_again()
     await asyncio.gather(task, return_exceptions=True)
 
     assert seen == [[], ["old"], ["new"], None]
+
+
+def test_an_offer_that_names_no_size_has_that_of_its_row():
+    """The cloud knows the price of the day, and the file what the shape has."""
+    row = an_offering("h100x8", region="r1", memory_bytes=64 * 2**30, cpu=Decimal(8))
+    told = an_offering("h100x8", region="r2", cpu=Decimal(9))
+    offerings = Offerings()
+    offerings.put(
+        "acme",
+        "default",
+        traits=Traits(tiers=frozenset(Tier)),
+        offerings=[told],
+        written=CloudRows(adapter="acme", rows=(row,)),
+    )
+
+    here, there = offerings.view["acme", "default"].offerings
+
+    assert (here.region, here.cpu, here.memory_bytes) == ("r2", 9, 64 * 2**30)
+    assert there == row

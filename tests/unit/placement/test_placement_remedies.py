@@ -205,14 +205,20 @@ def test_a_placed_pod_needs_nothing_and_only_the_first_free_candidate_is_chosen(
         ("no_candidate", "NodePool gpu must be corrected"),
         ("stale_claim", "the claim of an earlier Pod must be released"),
         ("owner_backoff", "waiting: its owner's Pods end by themselves"),
-        ("of a later version", "kubectl get pod -n team pod -o yaml says"),
+        ("of a later version", "waiting ("),
     ],
 )
-def test_a_decision_without_candidates_says_where_to_look(outcome, words):
-    decision = Decision(pod_namespace="team", pod_name="pod", pod_uid="u", pool="gpu", outcome=outcome)
+def test_a_decision_without_candidates_says_what_helps_and_where_its_message_is(outcome, words):
+    old = Decision(pod_namespace="team", pod_name="pod", pod_uid="u", pool="gpu", outcome=outcome)
 
-    (line,) = remedies(decision, [], now=NOW, relative=str)
+    (line,) = remedies(replace(old, message="because"), [], now=NOW, relative=str)
+    (old_line,) = remedies(old, [], now=NOW, relative=str)
+
     assert line.startswith(words)
+    assert old_line.startswith(words)
+    if outcome not in ("no_pool", "stale_claim"):
+        assert "(see above)" in line
+        assert "kubectl get pod -n team pod -o yaml says" in old_line
 
 
 def test_a_row_of_an_older_or_later_version_is_read_as_far_as_it_is_known():
