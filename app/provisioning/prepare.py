@@ -26,7 +26,7 @@ def offering_of(
 
 
 def no_room(offers: AccountOffers | None, claim: ClaimSpec, workload: Workload) -> str | None:
-    """Why none of the machines that are offered for the claim is large enough; None when one is, or none is."""
+    """Why no machine that is offered for the claim is large enough; None when one is, or none is offered."""
     found = offers.find(claim.accelerator, tier=claim.tier, region=claim.region) if offers else ()
     asked = Amounts.of(workload)
     if not found or roomy(found, asked):
