@@ -62,6 +62,7 @@ class Kind:
 
 
 _READY = '.status.conditions[?(@.type=="Ready")].status'
+_READY_REASON = '.status.conditions[?(@.type=="Ready")].reason'
 
 KINDS: Final = (
     Kind(
@@ -75,6 +76,12 @@ KINDS: Final = (
             Column("Providers", "string", ".status.providers"),
             Column("Ready", "string", _READY),
             AGE,
+            Column("Reason", "string", _READY_REASON, wide=True),
+            Column("Mode", "string", ".spec.failover.mode", wide=True),
+            Column("Placed", "string", ".status.placed", wide=True),
+            Column("GPU limit", "integer", ".spec.limits.gpus", wide=True),
+            Column("$/h limit", "string", ".spec.limits.usdPerHour", wide=True),
+            Column("Max price", "string", ".spec.maxPrice", wide=True),
         ),
         not_built=NOT_BUILT,
     ),
@@ -92,6 +99,12 @@ KINDS: Final = (
             Column("Phase", "string", ".status.phase"),
             Column("Instance", "string", ".status.instanceID"),
             AGE,
+            Column("Pool", "string", ".spec.poolRef", wide=True),
+            Column("Namespace", "string", ".spec.podRef.namespace", wide=True),
+            Column("Pod", "string", ".spec.podRef.name", wide=True),
+            Column("Account", "string", ".spec.account", wide=True),
+            Column("Max price", "string", ".spec.maxPrice", wide=True),
+            Column("Endpoint", "string", ".status.endpoint", wide=True),
         ),
     ),
     Kind(
@@ -108,6 +121,11 @@ KINDS: Final = (
             Column("Price/h", "string", ".status.pricePerHour"),
             Column("Ready", "string", _READY),
             AGE,
+            Column("Phase", "string", ".status.phase", wide=True),
+            Column("CAPACITY_TYPE", "string", ".spec.capacityType", wide=True),
+            Column("Reason", "string", _READY_REASON, wide=True),
+            Column("Endpoint", "string", ".status.endpoint", wide=True),
+            Column("Claim", "string", ".spec.claimName", wide=True),
         ),
     ),
 )
@@ -141,15 +159,18 @@ def generate(kind: Kind) -> dict[str, Any]:
                     "name": VERSION,
                     "served": True,
                     "storage": True,
-                    "additionalPrinterColumns": [
-                        {"name": name, "type": type_, "jsonPath": path} for name, type_, path in kind.columns
-                    ],
+                    "additionalPrinterColumns": [_column(column) for column in kind.columns],
                     "subresources": {"status": {}},
                     "schema": {"openAPIV3Schema": structural_schema(kind)},
                 }
             ],
         },
     }
+
+
+def _column(column: Column) -> dict[str, Any]:
+    shown: dict[str, Any] = {"name": column.name, "type": column.type, "jsonPath": column.json_path}
+    return shown | {"priority": 1} if column.wide else shown
 
 
 def structural_schema(kind: Kind) -> Schema:

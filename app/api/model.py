@@ -86,11 +86,12 @@ class Condition(Model):
 
 
 class Column(NamedTuple):
-    """A column that ``kubectl get`` prints."""
+    """A column that ``kubectl get`` prints; ``wide``: only with ``-o wide``."""
 
     name: str
     type: Literal["string", "integer", "date"]
     json_path: str
+    wide: bool = False
 
 
 AGE = Column("Age", "date", ".metadata.creationTimestamp")

@@ -24,6 +24,7 @@ from app.kube import paths, pki
 from app.kube.errors import KubeError
 
 
+@pytest.mark.behaviour(12, 13)
 async def test_12_13_while_the_webhooks_are_down_opted_in_pods_are_refused_and_others_created(around: World):
     async with served(around.admission()):
         await around.asked()
@@ -68,6 +69,7 @@ RENEWALS = {
 
 
 @pytest.mark.parametrize("what", RENEWALS)
+@pytest.mark.behaviour(345)
 async def test_345_a_renewal_refuses_no_pod(around: World, what: str):
     """Time begins an hour ago, so that certificates of both dates are good for the API server's own clock."""
     behind = [timedelta(minutes=61)]
@@ -102,6 +104,7 @@ async def created(around: World) -> bool:
         return False
 
 
+@pytest.mark.behaviour(344)
 async def test_344_two_replicas_serve_one_certificate_and_leave_each_other_s_work_alone(around: World):
     configurations = (
         paths.mutating_webhook(keys.MUTATING_WEBHOOK_CONFIGURATION),
@@ -129,6 +132,7 @@ async def test_344_two_replicas_serve_one_certificate_and_leave_each_other_s_wor
         assert await versions() == before
 
 
+@pytest.mark.behaviour(344)
 async def test_344_replicas_that_start_together_agree_on_one_certificate(around: World):
     await around.kube.delete(paths.secret(around.system, keys.WEBHOOK_CERT_SECRET))
     url = "https://127.0.0.1:9"  # nobody asks them in this test

@@ -115,6 +115,7 @@ async def test_a_pod_that_is_not_opted_in_is_not_touched(around, labels):
     assert {each["tolerationSeconds"] for each in pod["spec"]["tolerations"]} == {300}
 
 
+@pytest.mark.behaviour(11)
 async def test_11_a_pod_in_a_namespace_of_the_system_is_not_touched(around):
     pods = paths.pods("kube-system")
 
@@ -150,6 +151,7 @@ async def test_other_gates_and_tolerations_are_kept(around):
     assert pod["spec"]["tolerations"][0] == toleration
 
 
+@pytest.mark.behaviour(405, 407)
 async def test_405_407_annotations_that_only_we_may_set_are_taken_off_and_the_author_is_told(around, kubectl):
     ours = {f"{GROUP}/{name}": "x" for name in ("capacity-type", "region", "endpoint", "instance-id")}
     pod = a_pod(annotations={**ours, "mine": "kept"})

@@ -88,6 +88,7 @@ async def test_a_refusal_carries_every_reason_and_no_patch():
     assert "patch" not in response
 
 
+@pytest.mark.behaviour(10)
 async def test_10_an_update_is_left_alone():
     response = await answered(a_review(opted_in(), operation="UPDATE"))
 
@@ -198,6 +199,7 @@ def test_with_a_url_each_webhook_has_its_path_below_it():
     assert certificate_names(namespace="n", url="https://10.0.0.1:9443/x/", service="s") == ["10.0.0.1"]
 
 
+@pytest.mark.behaviour(11, 12)
 def test_11_12_only_opted_in_pods_outside_the_system_s_namespaces_are_asked_about():
     for name in (keys.POD_MUTATING_WEBHOOK, keys.POD_VALIDATING_WEBHOOK):
         hook = webhooks_of()[name]
@@ -210,6 +212,7 @@ def test_11_12_only_opted_in_pods_outside_the_system_s_namespaces_are_asked_abou
         }
 
 
+@pytest.mark.behaviour(13)
 def test_13_a_pod_is_refused_without_us_and_a_pool_is_not():
     policies = {name: hook["failurePolicy"] for name, hook in webhooks_of().items()}
 

@@ -24,6 +24,7 @@ def test_01_an_opted_in_pod_gets_the_gate_and_the_toleration():
 
 
 @pytest.mark.parametrize("value", [None, "false", "True", "1", ""])
+@pytest.mark.behaviour(2)
 def test_02_a_pod_that_does_not_say_true_is_left_alone(value):
     pod = opted_in(nodeName="n")
     pod["metadata"]["labels"] = {} if value is None else {f"{GROUP}/enabled": value}
@@ -31,6 +32,7 @@ def test_02_a_pod_that_does_not_say_true_is_left_alone(value):
     assert mutate(pod) == validate(pod) == rules.ALLOWED
 
 
+@pytest.mark.behaviour(4)
 def test_04_a_gate_that_is_there_is_not_added_again_and_a_missing_toleration_is():
     spec = applied(opted_in(schedulingGates=[GATE]))["spec"]
 
@@ -38,6 +40,7 @@ def test_04_a_gate_that_is_there_is_not_added_again_and_a_missing_toleration_is(
     assert OURS in spec["tolerations"]
 
 
+@pytest.mark.behaviour(5)
 def test_05_other_gates_are_kept_in_order():
     gates = [{"name": "a.example/x"}, {"name": "b.example/y"}]
 
@@ -45,6 +48,7 @@ def test_05_other_gates_are_kept_in_order():
 
 
 @pytest.mark.parametrize("effect", [{}, {"effect": ""}, {"effect": "NoSchedule"}])
+@pytest.mark.behaviour(6)
 def test_06_a_toleration_that_does_the_same_is_not_added_again(effect):
     same = {"key": f"{GROUP}/provider", "operator": "Exists", **effect}
 
@@ -60,16 +64,19 @@ def test_06_a_toleration_that_does_the_same_is_not_added_again(effect):
     ],
     ids=["equal", "equal-by-default", "no-execute"],
 )
+@pytest.mark.behaviour(7)
 def test_07_a_toleration_that_does_less_does_not_count(other):
     assert tolerations_after(other)[-1] == OURS
 
 
+@pytest.mark.behaviour(8)
 def test_08_other_tolerations_are_kept_in_order():
     others = [{"key": "a", "operator": "Exists"}, {"key": "b", "operator": "Exists", "tolerationSeconds": 5}]
 
     assert tolerations_after(*others, NOT_READY, UNREACHABLE) == [*others, NOT_READY, UNREACHABLE, OURS]
 
 
+@pytest.mark.behaviour(14)
 def test_14_a_second_call_changes_nothing():
     assert mutate(applied(opted_in())).patch == ()
 

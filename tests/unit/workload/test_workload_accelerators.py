@@ -66,6 +66,7 @@ def test_a_count_that_makes_no_sense_is_a_bad_request(label, containers, words):
         accelerator_of(pod)
 
 
+@pytest.mark.behaviour(23)
 def test_23_init_containers_are_not_read():
     pod = a_pod(labels={TYPE: "h100"}, initContainers=[asking(limits="8")])
 
