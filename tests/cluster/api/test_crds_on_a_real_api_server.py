@@ -371,6 +371,59 @@ def test_the_columns_of_a_binding_are_printed(api, made):
     }
 
 
+def test_a_wide_list_says_more_of_each_kind(api, made):
+    made += ["nodepool api-wide", "nodeclaim api-wide", "cloudpodbinding api-wide -n default"]
+    limits = {"gpus": 16, "usdPerHour": "80"}
+    api.create(a_pool(name="api-wide", maxPrice="25", failover={"mode": "Reserve"}, limits=limits))
+    unready = a_condition("Ready", "False", "UnknownProvider")
+    set_status(api, "nodepool", "api-wide", {"placed": {"modal": 2}, "conditions": [unready]})
+    api.create(a_claim("api-wide", maxPrice="22.00"))
+    set_status(api, "nodeclaim", "api-wide", {"phase": "Bound", "endpoint": "54.1.2.3"})
+    api.create(a_binding("api-wide", capacityType="Spot"))
+    patch = {"phase": "Bound", "conditions": [a_condition("Ready", "True", "Running")]}
+    api.run(
+        *("patch", "cpb", "api-wide", "-n", "default", "--subresource=status", "--type=merge"),
+        *("-p", json.dumps({"status": patch})),
+    )
+
+    (pool,) = cells(api.run("get", "np", "api-wide", "-o", "wide"))
+    (claim,) = cells(api.run("get", "nc", "api-wide", "-o", "wide"))
+    (binding,) = cells(api.run("get", "cpb", "api-wide", "-n", "default", "-o", "wide"))
+
+    assert (pool["REASON"], pool["MODE"], pool["PLACED"]) == ("UnknownProvider", "Reserve", '{"modal":2}')
+    assert (pool["GPUS"], pool["USD/H"], pool["MAXPRICE"]) == ("16", "80", "25")
+    assert (claim["POOL"], claim["NAMESPACE"], claim["POD"]) == ("gpu", "default", "p")
+    assert (claim["MAXPRICE"], claim["ENDPOINT"]) == ("22.00", "54.1.2.3")
+    assert (binding["PHASE"], binding["CAPACITY_TYPE"], binding["REASON"]) == ("Bound", "Spot", "Running")
+    assert binding["CLAIM"] == "api-wide"
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.kind)
+def test_kubectl_explains_every_field_of_every_kind(api, kind):
+    """Each level is read by people, so no field may be bare, and none may speak of how it was made."""
+    text = api.published("explain", kind.plural, "--recursive=false")
+    for part in ("spec", "status"):
+        text += api.published("explain", f"{kind.plural}.{part}")
+
+    assert "<no description>" not in text
+    for word in ("pydantic", "StrEnum", "Annotated", "Decimal", "None"):
+        assert word not in text
+
+
+def test_describe_shows_a_pool_without_the_clutter_of_defaults(api, made):
+    made.append("nodepool api-described")
+    api.create(a_pool(name="api-described", maxPrice="25.00"))
+    ready = a_condition("Ready", "False", "UnknownProvider") | {"message": "no registered adapter for: aws"}
+    set_status(api, "nodepool", "api-described", {"conditions": [ready]})
+
+    described = api.run("describe", "nodepool", "api-described")
+
+    assert re.search(r"Max Price:\s+25\.00", described)
+    assert re.search(r"Reason:\s+UnknownProvider", described)
+    assert "no registered adapter for: aws" in described
+    assert "Managed Fields" not in described
+
+
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.kind)
 def test_what_the_api_server_stores_is_read_by_our_models(api, kind):
     make = {"NodePool": a_pool, "NodeClaim": a_claim, "CloudPodBinding": a_binding}[kind.kind]
