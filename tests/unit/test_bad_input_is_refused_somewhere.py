@@ -1,4 +1,4 @@
-"""Each kind of bad input has a test that proves its one clear error. This page leads to them, and keeps them."""
+"""Each kind of bad input has a test that proves its one clear error: this page leads to them."""
 
 import ast
 from functools import cache
@@ -44,7 +44,10 @@ PROOFS = {
         "unit/placement/test_placement_request.py",
         "test_an_annotation_that_would_be_ignored",
     ),
-    "misspelt labels and annotations": ("unit/admission/test_admission_spelling.py", "test_"),
+    "misspelt labels and annotations": (
+        "unit/admission/test_admission_spelling.py",
+        "test_a_key_that_would_be_ignored_is_refused_with_t",
+    ),
     "a pool that can never serve": (
         "unit/admission/test_admission_pools.py",
         "test_a_pool_that_can_never_serve",
@@ -61,9 +64,12 @@ PROOFS = {
     ),
     "nodeName and selector by hand (408)": (
         "cluster/vnode/test_vnode_refusals.py",
-        "test_",
+        "test_a_pod_without_a_claim_gets_config_error_and_n",
     ),
-    "the gate taken off by hand (409)": ("cluster/reserve/test_reserve_interrupted.py", "test_"),
+    "the gate taken off by hand (409)": (
+        "cluster/reserve/test_reserve_interrupted.py",
+        "test_a_pod_whose_gate_somebody_else_takes_off_lose",
+    ),
     "labels edited after placement (410)": (
         "cluster/placement/test_placement_controller.py",
         "test_what_a_user_edits_after_placement",
@@ -80,7 +86,7 @@ PROOFS = {
 
 
 @cache
-def tests_in(file: str) -> tuple[str, ...]:
+def names_in(file: str) -> tuple[str, ...]:
     tree = ast.parse((ROOT / file).read_text("utf-8"))
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
     return tuple(node.name for node in tree.body if isinstance(node, kinds))
@@ -90,4 +96,4 @@ def tests_in(file: str) -> tuple[str, ...]:
 def test_the_proof_is_there(what):
     file, name = PROOFS[what]
 
-    assert any(each.startswith(name) for each in tests_in(file))
+    assert any(each.startswith(name) for each in names_in(file))
