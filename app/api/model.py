@@ -35,7 +35,7 @@ class Model(BaseModel):
 
 
 class CapacityType(StrEnum):
-    """How a machine is bought: the outer axis of every placement."""
+    """How a machine is bought: Spot machines are cheaper, and may be taken back at any moment."""
 
     SPOT = "Spot"
     ON_DEMAND = "OnDemand"

@@ -288,7 +288,7 @@ class NodePoolStatus(Model):
     conditions: tuple[Condition, ...] = Field(
         default=(),
         json_schema_extra=keyed_by("type"),
-        description="Ready is True when every provider of the pool is known.",
+        description="Ready is True when every provider of the pool is known and nobody has deleted it.",
     )
 
 
