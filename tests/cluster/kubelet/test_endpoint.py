@@ -59,7 +59,7 @@ async def http(bench: Bench, tmp_path: Path) -> AsyncIterator[aiohttp.ClientSess
         yield session
 
 
-@pytest.mark.behaviour(273, 274)
+@pytest.mark.behaviour(273, 274, 414)
 async def test_fc_116_nobody_gets_an_answer_without_a_name_and_a_right(bench: Bench):
     node = keys.node_name("runs")
     token = (await bench.ok("create", "token", "default")).decode().strip()
