@@ -113,7 +113,9 @@ class NodeClaimStatus(Model):
         default=None, description="The latest attempt that may have been sent to the provider."
     )
     conditions: tuple[Condition, ...] = Field(
-        default=(), json_schema_extra=keyed_by("type"), description="Observations of the claim's state."
+        default=(),
+        json_schema_extra=keyed_by("type"),
+        description="Released is False while a person must help, or the claim cannot go.",
     )
 
 
