@@ -70,18 +70,23 @@ async def test_fc_016_orphans_07_two_installations_in_one_account_never_touch_ea
     assert not await world.rows("select 1 from orphan_finding where resource_id = :id", id=theirs["id"])
 
 
+_FAULTS = [
+    {"kind": "status", "status": 500, "verb": "list"},
+    {"kind": "error_body", "verb": "list"},
+]
+_MORE_FAULTS = [
+    {"kind": "truncate", "verb": "list", "keep": 1},
+    {"kind": "garbage", "verb": "list"},
+    {"kind": "missing_total", "verb": "list"},
+    {"kind": "repeat_page", "verb": "list"},
+    {"kind": "foreign", "verb": "list"},
+    {"kind": "expired"},
+]
+
+
 @pytest.mark.parametrize(
     "fault",
-    [
-        {"kind": "status", "status": 500, "verb": "list"},
-        {"kind": "truncate", "verb": "list", "keep": 1},
-        {"kind": "garbage", "verb": "list"},
-        {"kind": "error_body", "verb": "list"},
-        {"kind": "missing_total", "verb": "list"},
-        {"kind": "repeat_page", "verb": "list"},
-        {"kind": "foreign", "verb": "list"},
-        {"kind": "expired"},
-    ],
+    [*_FAULTS, *(pytest.param(fault, marks=pytest.mark.slow) for fault in _MORE_FAULTS)],
     ids=lambda fault: fault["kind"],
 )
 async def test_fc_013_orphans_05_a_list_that_is_not_whole_ends_nothing(
@@ -101,6 +106,7 @@ async def test_fc_013_orphans_05_a_list_that_is_not_whole_ends_nothing(
         await world.until_gone(orphan["id"])
 
 
+@pytest.mark.slow
 async def test_orphans_06_an_empty_list_while_claims_exist_is_a_symptom(world: World):
     async with world.leading() as term:
         machines = [await term.parts.rent(await world.claim()) for _ in range(3)]
@@ -115,6 +121,7 @@ async def test_orphans_06_an_empty_list_while_claims_exist_is_a_symptom(world: W
         await world.cloud.clear_faults(empty)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scenario", [SLOW_LISTS], ids=["lists lag two seconds"])
 async def test_fc_014_orphans_04_a_lagging_list_is_no_finding(world: World):
     async with world.leading(settle_after_s=3.0) as term:
@@ -125,6 +132,7 @@ async def test_fc_014_orphans_04_a_lagging_list_is_no_finding(world: World):
         assert not await world.rows("select 1 from orphan_finding where kind <> 'claim-without-pod'")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "scenario", [{**SMALL, "lag": {"list_terminate_s": 2.0}}], ids=["lists lag behind terminate"]
 )
@@ -167,6 +175,7 @@ async def test_orphans_09_a_clone_of_cluster_and_database_only_reports(world: Wo
         await world.until_gone(orphan["id"])
 
 
+@pytest.mark.slow
 async def test_orphans_02_a_create_that_failed_and_made_a_machine_is_nobodys_orphan(world: World):
     async with world.leading() as term:
         await world.cloud.add_fault("status", verb="create", status=500, when="after")
@@ -177,6 +186,7 @@ async def test_orphans_02_a_create_that_failed_and_made_a_machine_is_nobodys_orp
         assert not await world.rows("select 1 from orphan_finding where kind in ('no-claim', 'duplicate')")
 
 
+@pytest.mark.slow
 async def test_orphans_03_an_id_that_never_appears_is_told_and_rents_nothing_more(world: World):
     async with world.leading() as term:
         await world.cloud.add_fault("phantom", verb="create")
@@ -204,6 +214,7 @@ async def test_orphans_08_a_database_from_an_hour_ago_holds_every_sweep(world: W
         assert {*machines, orphan["id"]} <= await world.alive()
 
 
+@pytest.mark.slow
 async def test_orphans_11_a_hundred_at_once_wait_for_a_person_and_then_all_go(world: World):
     ids = [(await world.orphan(accelerator=None))["id"] for _ in range(100)]
 
@@ -224,6 +235,7 @@ async def test_orphans_11_a_hundred_at_once_wait_for_a_person_and_then_all_go(wo
     assert [row["approved_by"] for row in approved] == ["ada"]
 
 
+@pytest.mark.slow
 async def test_orphans_11_an_approval_that_is_too_old_ends_nothing(world: World):
     ids = [(await world.orphan(accelerator=None))["id"] for _ in range(7)]
     async with world.leading() as term:
@@ -236,7 +248,11 @@ async def test_orphans_11_an_approval_that_is_too_old_ends_nothing(world: World)
         assert set(ids) <= await world.alive()
 
 
-@pytest.mark.parametrize("name", [None, "renamed", "cut"], ids=["tag removed", "name edited", "cut to 20"])
+@pytest.mark.parametrize(
+    "name",
+    [None, pytest.param("renamed", marks=pytest.mark.slow), pytest.param("cut", marks=pytest.mark.slow)],
+    ids=["tag removed", "name edited", "cut to 20"],
+)
 async def test_orphans_12_13_a_machine_whose_identity_is_damaged_is_told_and_left(
     world: World, name: str | None
 ):
@@ -281,6 +297,7 @@ async def test_orphans_15_a_claim_whose_finalizer_was_removed_by_hand_gives_its_
         assert not await world.rows("select 1 from orphan_finding where decided_by = 'sweep'")
 
 
+@pytest.mark.slow
 async def test_orphans_16_a_terminate_that_fails_for_long_is_told_and_never_given_up(world: World):
     async with world.leading() as term:
         claim = await world.claim()
@@ -296,7 +313,11 @@ async def test_orphans_16_a_terminate_that_fails_for_long_is_told_and_never_give
         assert (await world.finding(machine, open_=False))["resolved_as"] == "gone"
 
 
-@pytest.mark.parametrize("how", ["exit", "preempt"], ids=["17 stopped", "18 outbid"])
+@pytest.mark.parametrize(
+    "how",
+    ["exit", pytest.param("preempt", marks=pytest.mark.slow)],
+    ids=["17 stopped", "18 outbid"],
+)
 async def test_orphans_17_18_a_machine_that_stopped_and_still_bills_is_told(world: World, how: str):
     async with world.leading() as term:
         machine = await term.parts.rent(await world.claim())
@@ -323,6 +344,7 @@ async def test_orphans_19_a_machine_deleted_in_the_console_is_told_and_its_run_c
         assert run["gone_at"] is not None
 
 
+@pytest.mark.slow
 async def test_fc_017_what_no_row_remembers_is_found_in_the_clouds_own_list(world: World):
     async with world.leading() as term:
         claims = [await world.claim() for _ in range(5)]
@@ -352,6 +374,7 @@ async def test_fc_018_a_machine_that_is_just_starting_is_left_alone(world: World
         assert not await world.rows("select 1 from orphan_finding where resource_id = :id", id=young["id"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scenario", [{**SMALL, "page_size": 7}], ids=["pages of seven"])
 async def test_fc_015_orphans_on_the_last_page_are_found(world: World):
     ids = [(await world.orphan(accelerator=None))["id"] for _ in range(25)]
@@ -361,6 +384,7 @@ async def test_fc_015_orphans_on_the_last_page_are_found(world: World):
         await world.until_gone(*ids)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scenario", [{**SMALL, "quota_gpus": 8}], ids=["a quota of eight"])
 async def test_fc_076_an_orphan_that_holds_the_quota_is_told_and_swept_and_the_next_claim_runs(world: World):
     async with world.leading() as term:
@@ -390,6 +414,7 @@ async def test_report_mode_ends_nothing_that_is_not_approved(world: World):
         await world.until_gone(orphan["id"])
 
 
+@pytest.mark.slow
 async def test_the_first_time_after_an_install_only_tells(world: World):
     orphan = await world.orphan()
     async with world.leading(sweep_report_only_s=3600.0) as term:
@@ -400,6 +425,7 @@ async def test_the_first_time_after_an_install_only_tells(world: World):
         assert orphan["id"] in await world.alive()
 
 
+@pytest.mark.slow
 async def test_orphans_10_a_leader_that_loses_the_lead_in_a_sweep_ends_nothing_more(world: World):
     ids = [(await world.orphan(accelerator=None))["id"] for _ in range(8)]
     async with world.leading(sweep_max_machines=20) as term:
