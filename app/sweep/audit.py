@@ -12,7 +12,6 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
-from math import inf
 
 import structlog
 from sqlalchemy import RowMapping
@@ -31,9 +30,9 @@ from app.store import findings as rows
 from app.store import rentals, seen
 from app.store.engine import begin
 from app.store.sweep_facts import Rows, mirrored_claims, read, regions
-from app.sweep.facts import Listed, Lists, bounds_of, facts_of, version
+from app.sweep.facts import UNOPENED, Listed, Lists, bounds_of, facts_of, version
 from app.sweep.judge import judge
-from app.sweep.model import Bounds, ClaimFact, Facts, Finding, Judgement, Limits, Mode
+from app.sweep.model import ClaimFact, Facts, Finding, Judgement, Limits, Mode
 from app.sweep.parts import PartList, judge_parts
 from providers.base import ClaimUid, Provider, ProviderError, Ref, ResourceId
 from providers.capabilities import HasParts
@@ -41,8 +40,6 @@ from providers.capabilities import HasParts
 log = structlog.get_logger()
 OPEN_S = 20.0
 CLUSTER_S = 10.0
-# Of an account that is configured and cannot be opened: nothing is concluded there, so no time matters.
-_UNOPENED = Bounds(grace_s=0, interval_s=0, launch_s=inf, ending_s=inf, terminate_s=0, part_grace_s=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +109,7 @@ async def audit(settings: Settings, engine: AsyncEngine) -> Audit:
         lists=lists.newest.values(),
         here=here,
         accounts=[entry.key for entry in settings.providers],
-        bounds={entry.key: bounds.get(entry.key, _UNOPENED) for entry in settings.providers},
+        bounds={entry.key: bounds.get(entry.key, UNOPENED) for entry in settings.providers},
         claims=claims,
         mode=_mode(settings, found, last),
         limits=Limits(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
 from importlib.metadata import version as version_of
+from math import inf
 
 from sqlalchemy import RowMapping
 
@@ -34,6 +35,9 @@ from app.sweep.model import (
     Sighting,
 )
 from providers.base import ClaimUid, Machine, Ref, ResourceId, usd_per_hour
+
+# Of an account that is configured and not open: nothing is concluded there, so no time matters.
+UNOPENED = Bounds(grace_s=0, interval_s=0, launch_s=inf, ending_s=inf, terminate_s=0, part_grace_s=0)
 
 
 def version() -> str:
@@ -103,6 +107,16 @@ class Lists:
         return {
             str(machine.ref.resource_id) for listed in self.newest.values() for machine in listed.machines
         }
+
+
+def whole_lists(facts: Facts) -> dict[str, bool]:
+    """Each configured provider, and whether every account of it was listed whole."""
+    found: dict[str, bool] = {}
+    for key in facts.bounds:
+        places = facts.places.get(key, ())
+        complete = bool(places) and all(place.unknown is None for place in places)
+        found[key[0]] = found.get(key[0], True) and complete
+    return found
 
 
 def facts_of(
@@ -247,6 +261,3 @@ def _lost(
 
 def _exact(value: object) -> Decimal | None:
     return value if isinstance(value, Decimal) else None
-
-
-__all__ = ["Listed", "Lists", "bounds_of", "facts_of", "version"]

@@ -2,6 +2,7 @@
 
 from collections import Counter as Count
 from collections import defaultdict
+from collections.abc import Mapping
 from decimal import Decimal
 
 from prometheus_client import Counter, Gauge, Histogram
@@ -50,8 +51,8 @@ _BURNS = (
 )
 
 
-def show(judgement: Judgement, *, providers: set[str], report_only: bool, now: float) -> None:
-    """Show one sweep's result; ``now`` is unix time."""
+def show(judgement: Judgement, *, whole: Mapping[str, bool], report_only: bool, now: float) -> None:
+    """Show one sweep's result; ``whole``: of each provider, if all of its lists were; ``now``: unix time."""
     counts = Count((one.kind, one.provider) for one in judgement.findings)
     burn: dict[str, Decimal] = defaultdict(Decimal)
     protected: dict[str, float] = {}
@@ -71,11 +72,10 @@ def show(judgement: Judgement, *, providers: set[str], report_only: bool, now: f
         BLOCKED_NOW.labels(reason=reason).set(count)
     for provider, age_s in protected.items():
         PROTECTED.labels(provider=provider).set(age_s)
-    for provider in providers:
+    for provider, complete in whole.items():
         BURN.labels(provider=provider).set(float(burn[provider]))
-        whole = all(place.provider != provider for place in judgement.incomplete)
-        RUNS.labels(provider=provider, result="complete" if whole else "incomplete").inc()
-        if whole:
+        RUNS.labels(provider=provider, result="complete" if complete else "incomplete").inc()
+        if complete:
             LAST_COMPLETE.labels(provider=provider).set(now)
         others = {one.installation for one in judgement.not_ours if one.provider == provider}
         OTHERS.labels(provider=provider).set(len(others - {None}))

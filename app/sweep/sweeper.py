@@ -32,7 +32,7 @@ from app.store.engine import StoreUnavailable, begin
 from app.store.installation import bind_cluster, held, hold
 from app.store.sweep_facts import Rows, mirrored_claim, read
 from app.sweep import metrics
-from app.sweep.facts import Lists, bounds_of, facts_of, version
+from app.sweep.facts import UNOPENED, Lists, bounds_of, facts_of, version, whole_lists
 from app.sweep.judge import judge
 from app.sweep.model import AccountKey, ClaimFact, Facts, Finding, Judgement, Kind, Limits, Mode, Next
 from app.sweep.parts import PartList, judge_parts, part_id
@@ -99,12 +99,12 @@ class Sweeper:
             metrics.clear()
 
     async def sweep(self) -> Judgement | None:
-        """One sweep; None if we do not lead, or nothing was listed yet.
+        """One sweep; None if we do not lead.
 
         Raises:
             StoreUnavailable: nothing was judged, or not all of it written.
         """
-        if not self._leadership.valid() or self._leadership.epoch is None or not self._lists.newest:
+        if not self._leadership.valid() or self._leadership.epoch is None:
             return None
         await self._list_parts()
         # First the clouds, then the cluster, then the rows.
@@ -120,13 +120,15 @@ class Sweeper:
             here = self._provisioning.inventory.now()
         if before is None:
             return None
-        bounds = {account.key: bounds_of(account, self._settings) for account in self._accounts}
+        configured = [entry.key for entry in self._settings.providers]
+        bounds = dict.fromkeys(configured, UNOPENED)
+        bounds |= {account.key: bounds_of(account, self._settings) for account in self._accounts}
         facts = facts_of(
             before,
             installation=self._installation,
             lists=lists,
             here=here,
-            accounts=[entry.key for entry in self._settings.providers],
+            accounts=configured,
             bounds=bounds,
             claims=claims,
             mode=self._mode(before, claims_unread),
@@ -341,13 +343,13 @@ class Sweeper:
 
     def _show(self, facts: Facts, judgement: Judgement, findings: tuple[Finding, ...]) -> None:
         for key, bounds in facts.bounds.items():
-            if self._bounds.get(key) != bounds.orphan_s:
+            if bounds is not UNOPENED and self._bounds.get(key) != bounds.orphan_s:
                 self._bounds[key] = bounds.orphan_s
                 metrics.BOUND.labels(provider=key[0], account=key[1]).set(bounds.orphan_s)
                 log.info("orphans end within", provider=key[0], account=key[1], bound_s=bounds.orphan_s)
         metrics.show(
             replace(judgement, findings=findings),
-            providers={key[0] for key in facts.bounds},
+            whole=whole_lists(facts),
             report_only=any((facts.mode.report, facts.mode.held)),
             now=facts.now.timestamp(),
         )

@@ -134,7 +134,11 @@ class Trail:
                 }
                 for one in judgement.not_ours
             ],
-            bounds={f"{key[0]}/{key[1]}": bounds.orphan_s for key, bounds in facts.bounds.items()},
+            bounds={
+                f"{key[0]}/{key[1]}": bounds.orphan_s
+                for key, bounds in facts.bounds.items()
+                if bounds.orphan_s
+            },
             terminated=terminated,
             blocked=dict(judgement.blocked),
         )

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.sweep.facts import UNOPENED, whole_lists
 from app.sweep.judge import judge
 from app.sweep.model import By, Facts, Finding, Kind, Limits, Mode, Next, Protection
 from providers.base import MachineState, ResourceId
@@ -146,6 +147,18 @@ def test_each_kind_is_found_and_is_somebodys(found: Facts, kind: Kind, by: By):
 )
 def test_what_is_as_it_should_be_is_no_finding(found: Facts):
     assert judge(found).findings == ()
+
+
+def test_an_account_that_is_configured_and_not_open_is_not_a_removed_one():
+    found = facts(
+        claims=[a_claim(provider="down")],
+        rentals=[a_rental(provider="down"), a_rental(2, provider="down")],
+        bounds={KEY: BOUNDS, ("down", "default"): UNOPENED},
+        places={KEY: (a_place(),), ("down", "default"): ()},
+    )
+
+    assert judge(found).findings == ()
+    assert whole_lists(found) == {"fake": True, "down": False}
 
 
 def test_an_orphan_ends_once_it_is_old_seen_twice_and_nothing_speaks_against_it():
