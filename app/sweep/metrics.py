@@ -37,6 +37,9 @@ DETECT = Histogram(
 GONE = Histogram(
     "nebula_orphan_gone_seconds", "From a finding to the machine's proven end.", buckets=BUCKETS_S
 )
+UNEXPLAINED = Gauge(
+    "nebula_unexplained_spend_usd", "Dollars on the clouds' bills of seven days that no machine explains."
+)
 BOUND = Gauge(
     "nebula_orphan_bound_seconds", "Within so long an orphan of ours has ended.", ("provider", "account")
 )

@@ -156,6 +156,7 @@ class Trail:
         due = last.at is None or (facts.now - last.at).total_seconds() >= rows.RUN_EVERY_S
         if due or told != last.told:
             await rows.ran(conn, run)
+            metrics.UNEXPLAINED.set(float(await rows.unexplained_usd(conn) or 0))
             last.told, last.at = told, facts.now
 
 
