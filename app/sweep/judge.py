@@ -328,7 +328,7 @@ def _of_runs(facts: Facts, shown: set[tuple[str, str, str]]) -> Iterable[Finding
                 state="absent",
                 why="its run is open, and no machine is there",
                 owner=_owner(run.uid, facts, run),
-                by=By.PERSON,
+                by=By.PROVISIONING,
                 next=Next.REPORT,
                 since=since,
                 usd_per_hour=run.usd_per_hour,

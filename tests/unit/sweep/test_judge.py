@@ -110,7 +110,7 @@ def again(found: Facts, **memory: Any) -> Finding:
         (facts(claims=[a_claim(pod_exists=False)]), Kind.CLAIM_WITHOUT_POD, By.CLAIMS),
         (facts(claims=[a_claim()]), Kind.STUCK, By.CLAIMS),
         (facts(rentals=[a_rental(state="open")]), Kind.RENTAL_ONLY, By.PROVISIONING),
-        (facts(runs=[a_run()], lost=frozenset({a_run().key})), Kind.RUN_OPEN, By.PERSON),
+        (facts(runs=[a_run()], lost=frozenset({a_run().key})), Kind.RUN_OPEN, By.PROVISIONING),
         (facts(claims=[a_claim(provider="old")]), Kind.PROVIDER_REMOVED, By.PERSON),
         (facts(rentals=[a_rental(provider="old")]), Kind.PROVIDER_REMOVED, By.PERSON),
     ],
