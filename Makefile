@@ -35,6 +35,7 @@ lint: $(READY) ## Check style, types, the direction of imports, and drift of CRD
 	$(BIN)/mypy
 	@if grep -q '^\[\[tool.importlinter.contracts\]\]' pyproject.toml; then $(BIN)/lint-imports; fi
 	$(BIN)/python -m app.api.crds --check
+	$(BIN)/python -m app.api.crds --check --folder chart/files/crds
 	$(BIN)/python -m app.store.migrate --check
 
 bench: $(READY) ## Measure times, writes and CPU per Pod beside a floor (N=500, ARGS=--help)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal
+from urllib.parse import quote, urlsplit, urlunsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -135,6 +136,12 @@ class Settings(BaseModel):
     )
     direct_database_url: str | None = Field(
         None, repr=False, description="For migrations and LISTEN, where database-url goes through a pooler."
+    )
+    database_user: str | None = Field(
+        None, description="Takes the place of the user in the database URLs; any characters."
+    )
+    database_password: str | None = Field(
+        None, repr=False, description="Takes the place of the password in the database URLs; any characters."
     )
     database_pool: int = Field(10, ge=2, le=100, description="Connections to Postgres for each replica.")
     database_timeout_s: Seconds = Field(10.0, description="How long one statement may take.")
@@ -264,6 +271,20 @@ class Settings(BaseModel):
         300.0, description="How often an unchanged virtual node's status is written."
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _log_in(cls, given: Any) -> Any:
+        """Put user and password into the URLs: a Secret's value may hold what a URL must not."""
+        login = {name: given.get(f"database_{name}") for name in ("user", "password")}
+        if not any(login.values()):
+            return given
+        urls = {
+            name: _with_login(given[name], **login)
+            for name in ("database_url", "direct_database_url")
+            if isinstance(given.get(name), str)
+        }
+        return {**given, **urls}
+
     @field_validator("providers", mode="before")
     @classmethod
     def _parse_providers(cls, value: Any) -> Any:
@@ -363,6 +384,16 @@ EARLIER_PROVIDER = "GPU_BURST_PROVIDER"
 OTHER_VARIABLES = frozenset(
     {"NEBULA_CACHE", "NEBULA_K8S_BIN", "NEBULA_TEST_KUBECONFIG", "NEBULA_DIE_AT", "NEBULA_TEST_POSTGRES"}
 )
+
+
+def _with_login(url: str, *, user: str | None, password: str | None) -> str:
+    """``url`` with this user and password, each quoted; None leaves what stands there."""
+    parts = urlsplit(url)
+    login, _, place = parts.netloc.rpartition("@")
+    own_user, colon, own_password = login.partition(":")
+    name = own_user if user is None else quote(user, safe="")
+    secret = (colon + own_password) if password is None else f":{quote(password, safe='')}"
+    return urlunsplit(parts._replace(netloc=f"{name}{secret}@{place}"))
 
 
 def flag_of(field: str) -> str:

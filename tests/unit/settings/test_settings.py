@@ -108,7 +108,6 @@ def test_providers_of_another_form_are_refused(text: str):
     ("args", "says"),
     [
         (["run"], "--database-url: required"),
-        (["run"], "--providers: required"),
         (["run", "--providers", "x=nosuch"], "no adapter 'nosuch'; installed: fake"),
         (["run", "--providers", "x=fke"], "no adapter 'fke' (did you mean fake?)"),
         (["run", "--catalog-dir", "/nowhere"], "/nowhere: cannot be listed"),
@@ -133,6 +132,29 @@ def test_a_broken_catalogue_keeps_a_replica_from_starting_with_every_error(tmp_p
     assert result.exit_code == 2
     assert "fake.csv:2: capacity_type: 'spot' is not one of Spot, OnDemand" in result.output
     assert "fake.csv:2: machine_usd: nothing costs 0 dollars" in result.output
+
+
+def test_user_and_password_of_a_secret_take_their_place_in_the_urls_whatever_they_hold():
+    settings = load(
+        {},
+        {
+            "NEBULA_DATABASE_URL": "postgresql://db.example:5432/nebula?sslmode=require",
+            "NEBULA_DIRECT_DATABASE_URL": "postgresql://old:word@direct.example/nebula",
+            "NEBULA_DATABASE_USER": "us/er",
+            "NEBULA_DATABASE_PASSWORD": "p@ss:w/rd%",
+        },
+    )
+
+    login = "us%2Fer:p%40ss%3Aw%2Frd%25"
+    assert settings.database_url == f"postgresql://{login}@db.example:5432/nebula?sslmode=require"
+    assert settings.direct_database_url == f"postgresql://{login}@direct.example/nebula"
+    assert "p@ss" not in repr(settings)
+
+
+def test_a_password_alone_leaves_the_user_of_the_url():
+    given = {"NEBULA_DATABASE_URL": "postgresql://me@db/nebula", "NEBULA_DATABASE_PASSWORD": "x"}
+
+    assert load({}, given).database_url == "postgresql://me:x@db/nebula"
 
 
 def test_a_misspelt_variable_is_refused_with_the_nearest_name():

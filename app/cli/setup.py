@@ -1,0 +1,64 @@
+"""``nebula setup``: what an installation needs once, made in the cluster. Safe to repeat.
+
+Nothing secret is ever rendered by a chart: a template that makes a password makes another one at the next
+rendering.
+"""
+
+import asyncio
+import secrets
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import click
+
+from app.cli.cluster import cluster_options, connected
+
+if TYPE_CHECKING:
+    from app.kube.client import Kube
+
+USER = "nebula"
+PASSWORD_BYTES = 24
+
+
+@click.group("setup")
+def group() -> None:
+    """Make what an installation needs once."""
+
+
+@group.command("database-secret")
+@cluster_options
+@click.option("--name", required=True, help="The Secret.")
+def database_secret(kubeconfig: str | None, namespace: str, name: str) -> None:
+    """Make the Secret with the database's user and password, unless it is there. It is never changed."""
+    made = asyncio.run(_database_secret(kubeconfig, namespace=namespace, name=name))
+    click.echo(f"secret/{name} {'created' if made else 'unchanged'}")
+
+
+async def _database_secret(kubeconfig: str | None, *, namespace: str, name: str) -> bool:
+    async with connected(kubeconfig) as kube:
+        made = await _make(kube, namespace=namespace, name=name)
+        from app.kube import paths
+
+        held = (await kube.get(paths.secret(namespace, name))).get("data") or {}
+        if missing := [key for key in ("username", "password") if not held.get(key)]:
+            raise click.ClickException(f"Secret {namespace}/{name} lacks {' and '.join(missing)}: add them")
+        return made
+
+
+async def _make(kube: "Kube", *, namespace: str, name: str) -> bool:
+    from app.api import keys
+    from app.kube import paths
+    from app.kube.errors import Exists
+
+    if await kube.find(paths.secret(namespace, name)) is not None:
+        return False
+    body = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": name, "labels": {keys.MANAGED_BY_LABEL: keys.MANAGED_BY}},
+        "stringData": {"username": USER, "password": secrets.token_urlsafe(PASSWORD_BYTES)},
+    }
+    with suppress(Exists):  # another replica came first
+        await kube.create(paths.secrets(namespace), body)
+        return True
+    return False

@@ -1,0 +1,185 @@
+{{- define "nebula.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 50 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "nebula.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 50 | trimSuffix "-" -}}
+{{- else -}}
+{{- $name := include "nebula.name" . -}}
+{{- if contains $name .Release.Name -}}
+{{- .Release.Name | trunc 50 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 50 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "nebula.labels" -}}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+app.kubernetes.io/part-of: nebula
+{{ include "nebula.selector" . }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "nebula.selector" -}}
+app.kubernetes.io/name: {{ include "nebula.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{/* metadata: of one object. Takes {root, name, component, annotations, namespaced}. */}}
+{{- define "nebula.metadata" -}}
+name: {{ .name }}
+{{- if ne (toString .namespaced) "false" }}
+namespace: {{ .root.Release.Namespace }}
+{{- end }}
+labels:
+  {{- include "nebula.labels" .root | nindent 2 }}
+  {{- with .component }}
+  app.kubernetes.io/component: {{ . }}
+  {{- end }}
+  {{- with .labels }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- $annotations := merge (dict) (.annotations | default dict) .root.Values.commonAnnotations }}
+{{- with $annotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{- define "nebula.serviceAccount" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- default (include "nebula.fullname" .) .Values.serviceAccount.name -}}
+{{- else -}}
+{{- required "serviceAccount.name is needed where serviceAccount.create is false" .Values.serviceAccount.name -}}
+{{- end -}}
+{{- end -}}
+
+{{/* A reference to an image. Takes {root, image, tag}. */}}
+{{- define "nebula.image" -}}
+{{- $registry := .root.Values.global.imageRegistry -}}
+{{- $name := .image.repository -}}
+{{- if $registry -}}{{- $name = printf "%s/%s" (trimSuffix "/" $registry) $name -}}{{- end -}}
+{{- $tag := default .tag .image.tag -}}
+{{- if .image.digest -}}
+{{- if $tag -}}{{- printf "%s:%s@%s" $name $tag .image.digest -}}{{- else -}}{{- printf "%s@%s" $name .image.digest -}}{{- end -}}
+{{- else -}}
+{{- printf "%s:%s" $name (required "an image needs a tag or a digest" $tag) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "nebula.controllerImage" -}}
+{{- include "nebula.image" (dict "root" . "image" .Values.image "tag" .Chart.AppVersion) -}}
+{{- end -}}
+
+{{- define "nebula.postgresImage" -}}
+{{- include "nebula.image" (dict "root" . "image" .Values.database.bundled.image "tag" "") -}}
+{{- end -}}
+
+{{- define "nebula.onOpenshift" -}}
+{{- if or (eq .Values.global.openshift "force") (and (eq .Values.global.openshift "auto") (.Capabilities.APIVersions.Has "security.openshift.io/v1")) -}}true{{- end -}}
+{{- end -}}
+
+{{/* What every Pod of the chart has in common. Takes {root, uid, serviceAccount, token, context}. */}}
+{{- define "nebula.podBasics" -}}
+{{- with .root.Values.global.imagePullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+serviceAccountName: {{ .serviceAccount }}
+automountServiceAccountToken: {{ .token }}
+enableServiceLinks: false
+securityContext:
+  {{- $given := .context | default dict }}
+  {{- $safe := dict "runAsNonRoot" true "seccompProfile" (dict "type" "RuntimeDefault") }}
+  {{- if not (include "nebula.onOpenshift" .root) }}
+  {{- $_ := set $safe "runAsUser" .uid }}
+  {{- $_ := set $safe "runAsGroup" .uid }}
+  {{- $_ := set $safe "fsGroup" .uid }}
+  {{- $_ := set $safe "fsGroupChangePolicy" "OnRootMismatch" }}
+  {{- end }}
+  {{- range $key, $value := $given }}{{- $_ := set $safe $key $value }}{{- end }}
+  {{- toYaml $safe | nindent 2 }}
+{{- end -}}
+
+{{- define "nebula.containerSecurity" -}}
+{{- $safe := dict "allowPrivilegeEscalation" false "readOnlyRootFilesystem" true "capabilities" (dict "drop" (list "ALL")) -}}
+{{- range $key, $value := . }}{{- $_ := set $safe $key $value }}{{- end -}}
+{{- toYaml $safe -}}
+{{- end -}}
+
+{{- define "nebula.uid" -}}65532{{- end -}}
+{{- define "nebula.postgresUid" -}}999{{- end -}}
+
+{{- define "nebula.postgres" -}}{{ include "nebula.fullname" . }}-postgres{{- end -}}
+{{- define "nebula.fake" -}}{{ include "nebula.fullname" . }}-fake-cloud{{- end -}}
+{{- define "nebula.webhookService" -}}{{ include "nebula.fullname" . }}-webhook{{- end -}}
+
+{{- define "nebula.databaseSecret" -}}
+{{- if .Values.database.existingSecret -}}
+{{- .Values.database.existingSecret -}}
+{{- else if eq .Values.database.mode "bundled" -}}
+{{- include "nebula.postgres" . -}}
+{{- else -}}
+{{- fail "database.existingSecret is needed where database.mode is external: a Secret with the user and password" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The connection without user and password. */}}
+{{- define "nebula.databaseUrl" -}}
+{{- if eq .Values.database.mode "bundled" -}}
+{{- printf "postgresql://%s.%s.svc:5432/%s?sslmode=disable" (include "nebula.postgres" .) .Release.Namespace .Values.database.bundled.database -}}
+{{- else -}}
+{{- $at := .Values.database.external -}}
+{{- $host := required "database.external.host is needed where database.mode is external" $at.host -}}
+{{- if contains ":" $host -}}{{- $host = printf "[%s]" (trimAll "[]" $host) -}}{{- end -}}
+{{- $url := printf "postgresql://%s:%d/%s?sslmode=%s" $host (int $at.port) $at.database $at.sslMode -}}
+{{- if $at.caSecret -}}{{- $url = printf "%s&sslrootcert=/etc/nebula/database-ca/ca.crt" $url -}}{{- end -}}
+{{- $url -}}
+{{- end -}}
+{{- end -}}
+
+{{/* NEBULA_PROVIDERS: one entry a word. */}}
+{{- define "nebula.providers" -}}
+{{- $entries := list -}}
+{{- if .Values.providers.fake.enabled -}}
+{{- $entries = append $entries (printf "fake,url=http://%s.%s.svc:9090" (include "nebula.fake" .) .Release.Namespace) -}}
+{{- end -}}
+{{- $entries = concat $entries .Values.providers.extra -}}
+{{- join " " $entries -}}
+{{- end -}}
+
+{{/* Variables that every command of ours reads. Without user and password: the database's own Secret may not be there yet. */}}
+{{- define "nebula.env" -}}
+- {name: NEBULA_NAMESPACE, value: {{ .Release.Namespace | quote }}}
+- {name: NEBULA_WEBHOOK_SERVICE, value: {{ include "nebula.webhookService" . | quote }}}
+- {name: NEBULA_DATABASE_URL, value: {{ include "nebula.databaseUrl" . | quote }}}
+- {name: NEBULA_DATABASE_POOL, value: {{ .Values.database.pool | quote }}}
+- {name: NEBULA_PROVIDERS, value: {{ include "nebula.providers" . | quote }}}
+- {name: NEBULA_LOG_LEVEL, value: {{ .Values.controller.logLevel | quote }}}
+- {name: NEBULA_LOG_FORMAT, value: {{ .Values.controller.logFormat | quote }}}
+{{- range $name, $value := .Values.controller.options }}
+- {name: {{ printf "NEBULA_%s" (snakecase $name | upper) }}, value: {{ $value | toString | quote }}}
+{{- end }}
+{{- with .Values.proxy.http }}
+- {name: HTTP_PROXY, value: {{ . | quote }}}
+{{- end }}
+{{- with .Values.proxy.https }}
+- {name: HTTPS_PROXY, value: {{ . | quote }}}
+{{- end }}
+{{- with .Values.proxy.noProxy }}
+- {name: NO_PROXY, value: {{ . | quote }}}
+{{- end }}
+{{- end -}}
+
+{{- define "nebula.databaseLogin" -}}
+- name: NEBULA_DATABASE_USER
+  valueFrom: {secretKeyRef: {name: {{ include "nebula.databaseSecret" . }}, key: {{ .Values.database.secretKeys.username }}}}
+- name: NEBULA_DATABASE_PASSWORD
+  valueFrom: {secretKeyRef: {name: {{ include "nebula.databaseSecret" . }}, key: {{ .Values.database.secretKeys.password }}}}
+{{- end -}}

@@ -1,0 +1,248 @@
+"""What the chart renders, without a cluster: for both Helms, for every way to install."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from app.kube.preflight import rights
+from tests.chart.conftest import CHART, KUBERNETES, NAMESPACE, Helm, Obj
+
+pytestmark = pytest.mark.slow
+
+EXTERNAL: Obj = {
+    "database.mode": "external",
+    "database.external.host": "db.example",
+    "database.existingSecret": "db",
+}
+ALL: Obj = {
+    "providers.fake.enabled": True,
+    "providers.fake.scenario": {"cloud": "fake", "regions": ["eu-1"]},
+    "metrics.serviceMonitor.enabled": True,
+    "networkPolicy.enabled": True,
+    "networkPolicy.apiServerCIDRs": ["10.0.0.0/8"],
+    "global.imageRegistry": "registry.example",
+    "global.imagePullSecrets": [{"name": "pull"}],
+    "commonLabels": {"team": "platform"},
+    "commonAnnotations": {"example.org/owner": "platform"},
+    "controller.options": {"listRestS": 30, "profile": "fast"},
+    "service.ipFamilyPolicy": "PreferDualStack",
+    "extraObjects": [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "extra"}}],
+}
+OPERATOR = ("--api-versions", "monitoring.coreos.com/v1")
+WAYS = {
+    "zero": ({}, ()),
+    "external": (EXTERNAL, ()),
+    "all": (ALL, OPERATOR),
+    "one-replica": ({"controller.replicas": 1, "database.bundled.persistence.enabled": False}, ()),
+    "openshift": ({"global.openshift": "force"}, ()),
+    "own-secret": ({"database.existingSecret": "kept"}, ()),
+}
+ways = pytest.mark.parametrize(("values", "more"), WAYS.values(), ids=list(WAYS))
+
+
+def kinds(objects: list[Obj]) -> list[str]:
+    return [each["kind"] for each in objects]
+
+
+def named(objects: list[Obj], kind: str, name: str) -> Obj:
+    (found,) = [each for each in objects if (each["kind"], each["metadata"]["name"]) == (kind, name)]
+    return found
+
+
+def pod_templates(objects: list[Obj]) -> Iterator[tuple[str, Obj]]:
+    """Every Pod's spec, by the name of the object that makes it."""
+    for each in objects:
+        spec = each.get("spec") or {}
+        match each["kind"]:
+            case "Pod":
+                yield each["metadata"]["name"], spec
+            case "Deployment" | "StatefulSet" | "Job":
+                yield each["metadata"]["name"], spec["template"]["spec"]
+            case "CronJob":
+                yield each["metadata"]["name"], spec["jobTemplate"]["spec"]["template"]["spec"]
+
+
+def test_both_helms_find_nothing_to_complain_of(each_helm: Helm) -> None:
+    done = each_helm.run("lint", "--strict", str(CHART))
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@ways
+def test_both_helms_render_the_same_and_twice_the_very_same(
+    each_helm: Helm, helm: Helm, values: Obj, more: tuple[str, ...]
+) -> None:
+    first, second = each_helm.text(values, more=more), each_helm.text(values, more=more)
+
+    assert first == second
+    assert list(yaml.safe_load_all(first)) == helm_objects(helm, values, more)
+
+
+def helm_objects(helm: Helm, values: Obj, more: tuple[str, ...]) -> list[Any]:
+    return list(yaml.safe_load_all(helm.text(values, more=more)))
+
+
+@ways
+def test_every_pod_is_restricted_has_resources_and_no_floating_image(
+    helm: Helm, values: Obj, more: tuple[str, ...]
+) -> None:
+    seen = 0
+    for name, spec in pod_templates(helm.objects(values, more=more)):
+        seen += 1
+        pod = spec["securityContext"]
+        assert (pod["runAsNonRoot"], pod["seccompProfile"]) == (True, {"type": "RuntimeDefault"}), name
+        assert ("runAsUser" in pod) is ("global.openshift" not in values), name
+        assert spec["serviceAccountName"] != "default", name
+        assert ("imagePullSecrets" in spec) is ("global.imagePullSecrets" in values), name
+        for container in [*spec.get("initContainers", ()), *spec["containers"]]:
+            own = container["securityContext"]
+            assert own["allowPrivilegeEscalation"] is False
+            assert own["readOnlyRootFilesystem"] is True
+            assert own["capabilities"] == {"drop": ["ALL"]}
+            assert container["resources"]["requests"].keys() == {"cpu", "memory"}
+            assert container["resources"]["limits"].keys() == {"memory"}
+            assert re.fullmatch(r"[^:@]+:[^:@]+", container["image"]), container["image"]
+            assert not container["image"].endswith(":latest")
+            assert container["image"].startswith("registry.example/") is ("global.imageRegistry" in values)
+    assert seen >= 3
+
+
+def test_a_digest_pins_the_image_and_the_tag_stays_for_people(helm: Helm) -> None:
+    digest = "sha256:" + "a" * 64
+
+    objects = helm.objects({"image.digest": digest, "image.tag": "1.2.3"})
+
+    spec = named(objects, "Deployment", "nebula")["spec"]["template"]["spec"]
+    assert spec["containers"][0]["image"] == f"nebula/nebula:1.2.3@{digest}"
+
+
+def test_zero_values_bring_a_database_and_no_provider(helm: Helm) -> None:
+    objects = helm.objects()
+
+    controller = named(objects, "Deployment", "nebula")["spec"]["template"]["spec"]["containers"][0]
+    variables = {each["name"]: each.get("value") for each in controller["env"]}
+    assert variables["NEBULA_PROVIDERS"] == ""
+    assert variables["NEBULA_DATABASE_URL"] == (
+        "postgresql://nebula-postgres.nebula-system.svc:5432/nebula?sslmode=disable"
+    )
+    assert "StatefulSet" in kinds(objects)
+    assert not {"ServiceMonitor", "NetworkPolicy"} & set(kinds(objects))
+
+
+def test_nothing_secret_is_ever_rendered(helm: Helm) -> None:
+    for values, more in WAYS.values():
+        assert "Secret" not in kinds(helm.objects(values, more=more))
+
+
+def test_webhook_configurations_are_the_controllers_own(helm: Helm) -> None:
+    for values, more in WAYS.values():
+        assert not [kind for kind in kinds(helm.objects(values, more=more)) if "Webhook" in kind]
+
+
+def test_the_crds_are_those_of_the_code_and_stay_when_the_release_goes(helm: Helm) -> None:
+    rendered = {each["metadata"]["name"]: each for each in helm.objects() if "Definition" in each["kind"]}
+    ours = [yaml.safe_load(path.read_text()) for path in (CHART.parent / "crds").glob("*.yaml")]
+
+    assert len(ours) == 3
+    for crd in ours:
+        found = rendered[crd["metadata"]["name"]]
+        assert found["spec"] == crd["spec"]
+        assert found["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+    assert not [each for each in helm.objects({"crds.install": False}) if "Definition" in each["kind"]]
+
+
+def test_the_charts_copy_of_the_crds_is_not_stale() -> None:
+    for path in (CHART.parent / "crds").glob("*.yaml"):
+        assert (CHART / "files" / "crds" / path.name).read_text() == path.read_text()
+
+
+def test_the_rights_are_exactly_those_that_the_controller_says_it_needs(helm: Helm) -> None:
+    objects = helm.objects()
+    granted = {
+        (group, resource, verb, None)
+        for rule in named(objects, "ClusterRole", "nebula-controller")["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    for name, namespace in (("nebula", NAMESPACE), ("nebula-node-leases", "kube-node-lease")):
+        granted |= {
+            (group, resource, verb, namespace)
+            for rule in named(objects, "Role", name)["rules"]
+            for group in rule["apiGroups"]
+            for resource in rule["resources"]
+            for verb in rule["verbs"]
+        }
+
+    needed = {
+        (right.group, right.resource, verb, right.namespace)
+        for right in rights(NAMESPACE)
+        for verb in right.verbs
+    }
+    assert granted == needed
+
+
+def test_a_disruption_budget_only_where_it_does_not_block_a_drain(helm: Helm) -> None:
+    assert "PodDisruptionBudget" in kinds(helm.objects())
+    assert "PodDisruptionBudget" not in kinds(helm.objects({"controller.replicas": 1}))
+
+
+def test_a_service_monitor_without_its_operator_is_a_clear_failure(helm: Helm) -> None:
+    done = helm.template({"metrics.serviceMonitor.enabled": True})
+
+    assert done.returncode != 0
+    assert "this cluster has no monitoring.coreos.com/v1" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"controler": {}}, "controler"),
+        ({"controller.replica": 1}, "replica"),
+        ({"controller.replicas": 0}, "replicas"),
+        ({"database.mode": "external"}, "host"),
+        ({"database.mode": "sqlite"}, "mode"),
+        ({"image.tag": "latest"}, "tag"),
+        ({"image.digest": "sha256:abc"}, "digest"),
+        ({"database.bundled.persistence.size": "much"}, "size"),
+        ({"database.bundled.majorVersion": 14}, "majorVersion"),
+        ({"controller.options": {"databaseUrl": "postgresql://x"}}, "options"),
+        ({"controller.options": {"dev": True}}, "options"),
+        ({"providers.extra": ["Not An Entry"]}, "extra"),
+        ({"installation.uninstallPolicy": "force"}, "uninstallPolicy"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_wrong_value_is_refused_with_its_name(each_helm: Helm, values: Obj, says: str) -> None:
+    done = each_helm.template(values)
+
+    assert done.returncode != 0
+    assert says in done.stderr, done.stderr
+
+
+def test_an_umbrella_chart_may_pass_what_is_its_own(each_helm: Helm, tmp_path: Path) -> None:
+    umbrella = tmp_path / "umbrella"
+    (umbrella / "charts").mkdir(parents=True)
+    (umbrella / "charts" / "nebula").symlink_to(CHART)
+    (umbrella / "Chart.yaml").write_text(
+        yaml.safe_dump(
+            {
+                "apiVersion": "v2",
+                "name": "umbrella",
+                "version": "1.0.0",
+                "dependencies": [{"name": "nebula", "version": "0.1.0", "condition": "nebula.enabled"}],
+            }
+        )
+    )
+    (umbrella / "values.yaml").write_text(
+        yaml.safe_dump({"global": {"theirs": {"x": 1}}, "nebula": {"enabled": True}})
+    )
+
+    done = each_helm.run("template", "all", str(umbrella), *KUBERNETES)
+
+    assert done.returncode == 0, done.stderr
+    assert "name: all-nebula" in done.stdout
