@@ -86,6 +86,21 @@ async def test_every_table_has_a_comment(database_url: str) -> None:
     assert list(bare.scalars()) == ["alembic_version"]
 
 
+async def test_views_of_an_extension_are_left_alone(empty_url: str) -> None:
+    """A database may well count its statements; what that extension brings is not ours to drop."""
+    async with direct(empty_url) as conn:
+        there = text("select 1 from pg_available_extensions where name = 'pg_stat_statements'")
+        if (await conn.execute(there)).first() is None:
+            pytest.skip("this Postgres comes without its contributed extensions")
+        await conn.execute(text("create extension pg_stat_statements"))
+
+    await migrate.migrate(empty_url)
+
+    async with direct(empty_url) as conn:
+        kept = await conn.execute(text("select to_regclass('pg_stat_statements_info') is not null"))
+        assert kept.scalar_one()
+
+
 async def test_attempts_are_numbered_by_a_sequence(database_url: str) -> None:
     async with direct(database_url) as conn:
         first = (await conn.execute(text("select nextval('attempt_sequence')"))).scalar_one()

@@ -66,10 +66,12 @@ _GRANTS = text("""
     where c.relkind = 'v' and c.relnamespace = current_schema()::regnamespace and a.privilege_type = 'SELECT'
         and a.grantee <> c.relowner
 """)
-# Functions of the views' files are marked so in their comment.
+# Functions of the views' files are marked so in their comment. What an extension has brought (such as
+# pg_stat_statements) is not ours, and cannot be dropped either.
 _OURS = text("""
     select 'view' as kind, format('%I', relname) as name from pg_class
     where relkind = 'v' and relnamespace = current_schema()::regnamespace
+        and not exists (select from pg_depend d where d.objid = pg_class.oid and d.deptype = 'e')
     union all
     select 'function', p.oid::regprocedure::text from pg_proc p
     where p.pronamespace = current_schema()::regnamespace
