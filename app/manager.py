@@ -40,8 +40,15 @@ from app.placement.market import Adapters
 from app.provisioning.service import Provisioning
 from app.settings import Settings
 from app.store.engine import StoreUnavailable, begin, engine_of
-from app.store.installation import get as installation_of
-from app.store.installation import get_or_create, hold, id_of, lineage, next_epoch, set_epoch_at_least
+from app.store.installation import (
+    epoch_of,
+    get_or_create,
+    hold,
+    id_of,
+    lineage,
+    next_epoch,
+    set_epoch_at_least,
+)
 from app.store.migrate import SchemaTooNew, migrate
 from app.sweep.sweeper import Sweeper
 from app.telemetry.health import Health
@@ -535,10 +542,10 @@ class Replica:
         """Whether it is that store, with our epoch; a store that is away is believed until it is back."""
         try:
             async with begin(engine) as conn:
-                found, now_in = await installation_of(conn), await lineage(conn)
+                found, now_in = await epoch_of(conn), await lineage(conn)
         except StoreUnavailable:
             return True
-        return found is not None and found.epoch == epoch and now_in == settled_in
+        return found == epoch and now_in == settled_in
 
     async def _settle_once(self, term: Term, leadership: TermLeadership, engine: AsyncEngine) -> str:
         """The lineage of the store in which our epoch stands."""

@@ -67,6 +67,12 @@ async def id_of(conn: AsyncConnection) -> str | None:
     return found
 
 
+async def epoch_of(conn: AsyncConnection) -> int | None:
+    """The newest leader's epoch and nothing else: as `id_of`, while the schema is being made anew, too."""
+    found: int | None = (await conn.execute(select(_table.c.epoch))).scalar_one_or_none()
+    return found
+
+
 async def lineage(conn: AsyncConnection) -> str:
     """Which store this is: another text after a restore, a failover or a restart, and never the same again.
 
