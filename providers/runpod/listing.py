@@ -231,7 +231,9 @@ class Listing:
             except ProviderError:
                 continue
             boot.looked_at = self._clock()
-            said = next((line for line in reversed(lines) if _is_about_image(line)), "")
+            said = next((line for line in reversed(lines) if _is_about_image(line)), None)
+            if said is None:
+                continue  # the host says nothing of it now, so what it said before stands
             if not any(text in said.lower() for text in _PULL_FAILED):
                 boot.failing_since = None
             elif boot.failing_since is None:
