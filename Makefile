@@ -41,7 +41,7 @@ lint: $(READY) ## Check style, types, the direction of imports, and drift of CRD
 bench: $(READY) ## Measure times, writes and CPU per Pod beside a floor (N=500, ARGS=--help)
 	@$(BIN)/python -m hack.cluster build
 	@$(BIN)/python -m tests.bench $(if $(N),--pods $(N)) $(ARGS)
-	@$(BIN)/python -m pytest tests/bench/test_kubelet.py -q -s
+	@$(BIN)/python -m pytest tests/bench/test_kubelet.py tests/bench/test_runpod.py -q -s
 
 cluster: $(READY) ## Keep a local Kubernetes running, and print its export KUBECONFIG= line; Ctrl-C stops it
 	@$(BIN)/python -m hack.cluster run

@@ -16,7 +16,8 @@ from app.kube.cache import Cache
 from app.kube.client import Kube
 from hack.cluster import ControlPlane
 from hack.controller import Controller
-from tests.bench.test_pods import _deployment, _pool, _ready
+from tests.bench.load import deployment, deployments, pool, template
+from tests.bench.observe import is_ready
 from tests.support import composed
 from tests.support.clouds import FakeCloud
 
@@ -68,17 +69,15 @@ async def _measure(kube: Kube, cloud: FakeCloud) -> tuple[Counter[str], Counter[
     pods, claims = Cache(kube, paths.pods(NAMESPACE)), Cache(kube, paths.nodeclaims())
     tasks = [asyncio.create_task(cache.run()) for cache in (pods, claims)]
     await asyncio.gather(pods.synced(), claims.synced())
-    deployments = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments"
-    body = _deployment()
-    body["spec"]["replicas"] = N
-    await kube.create(paths.nodepools(), _pool())
+    await kube.create(paths.nodepools(), pool())
     first = await _calls(cloud)
-    await kube.create(deployments, body)
-    await composed.until(lambda: sum(map(_ready, pods.all())) == N, within_s=WITHIN_S)
+    body = deployment("bench", N, template(opted_in=True, gated=False))
+    await kube.create(deployments(NAMESPACE), body)
+    await composed.until(lambda: sum(map(is_ready, pods.all())) == N, within_s=WITHIN_S)
     ready = await _calls(cloud)
     await asyncio.sleep(REST_S)  # the idle state is what is measured, not waited for
     rested = await _calls(cloud)
-    await kube.delete(f"{deployments}/bench", propagation="Background")
+    await kube.delete(f"{deployments(NAMESPACE)}/bench", propagation="Background")
     await composed.until(lambda: not pods.all() and not claims.all(), within_s=WITHIN_S)
     last = await _calls(cloud)
     for task in tasks:
