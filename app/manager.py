@@ -33,6 +33,7 @@ from app.kube.errors import Exists, KubeError
 from app.kube.events import Recorder
 from app.kube.lease import Election, Term, TermOver, boot_clock
 from app.kubelet.server import Kubelet
+from app.ledger.budgets import Budgets
 from app.ledger.duty import Ledger
 from app.mirror.mirror import Mirror
 from app.placement.controller import Placement
@@ -456,6 +457,14 @@ class Replica:
             settings=settings,
             installation=installation,
             leadership=leadership,
+            budgets=Budgets(
+                engine=engine,
+                kube=kube.room("budgets"),
+                pools=pools,
+                claims=claims,
+                events=events,
+                look_ahead_s=settings.budget_look_ahead_s,
+            ),
         )
         sweeper = Sweeper(
             kube=kube,

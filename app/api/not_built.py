@@ -50,7 +50,6 @@ class NotBuilt:
 
 
 NOT_BUILT: Final = (
-    NotBuilt(path=("budget",), why="an ignored budget would spend money"),
     NotBuilt(
         path=("providers", EACH, "account"), accepted=("default",), why="another account would be charged"
     ),

@@ -15,6 +15,8 @@ _COMMANDS = {
     "offers": ("offers", "command", "Show what could be rented now, and for how much."),
     "catalog": ("catalog", "group", "Bring price lists up to date from the clouds."),
     "cost": ("cost", "group", "What was paid: reports, a Pod's receipt, an export, a check."),
+    "budget": ("budget", "group", "Show, set and drop budgets."),
+    "report": ("report", "command", "Write the money of a period on one page."),
     "burn": ("burn", "command", "What runs now costs an hour."),
     "why": ("why", "command", "Say why a Pod is placed where it is, or not at all."),
     "orphans": ("orphans", "group", "Show machines without an owner, and why; protect, adopt, forget."),

@@ -34,6 +34,7 @@ def command(database_url: str | None, chart: bool, show_sql: bool, style: cost.S
 
     A machine without a price counts with its claim's ceiling.
     """
+    from app.api.quantities import usd
     from app.store import costs
 
     if show_sql:
@@ -57,16 +58,18 @@ def command(database_url: str | None, chart: bool, show_sql: bool, style: cost.S
         click.echo(output.table((*TITLES, *([""] if chart else [])), rows, right=RIGHT) + "\n")
     whole = sum((row["usd_per_hour"] for row in live), Decimal(0))
     unpriced = sum(row["unpriced"] for row in live)
-    said = f"${whole.normalize():f}/h now"
+    said = f"{usd(whole)}/h now"
     if unpriced:
         said += f"; {unpriced} machines have no price, and count with their ceilings"
     if exposed:
         at_most = sum((row["usd_per_hour"] or Decimal(0) for row in exposed), Decimal(0))
-        said += f"; {len(exposed)} orders without an answer may add ${at_most.normalize():f}/h"
+        said += f"; {len(exposed)} orders without an answer may add {usd(at_most)}/h"
     click.echo(said)
 
 
 def _row(row: dict[str, Any]) -> list[str]:
+    from app.api.quantities import usd
+
     where = (
         row["provider_name"] if row["account"] == "default" else f"{row['provider_name']}/{row['account']}"
     )
@@ -78,6 +81,6 @@ def _row(row: dict[str, Any]) -> list[str]:
         row["phase"],
         str(row["instances"]),
         str(row["gpus"]),
-        f"{row['usd_per_hour'].normalize():f}",
-        f"{row['list_usd_per_hour'].normalize():f}",
+        usd(row["usd_per_hour"]).lstrip("$"),
+        usd(row["list_usd_per_hour"]).lstrip("$"),
     ]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from app.cli import output
+from app.cli import output, terms
 from app.cli.database import database_option, run, settings_of
 
 if TYPE_CHECKING:
@@ -533,6 +533,7 @@ def verify(database_url: str | None, style: Style) -> None:
             click.echo(f"wrong: {line}")
         rows = [
             [
+                row["provider"],
                 row["status"],
                 str(row["machines"]),
                 _dollars(row["ledger_cost"]),
@@ -542,11 +543,17 @@ def verify(database_url: str | None, style: Style) -> None:
             for row in bills
         ]
         if rows:
-            titles = ("BILL", "MACHINES", "LEDGER $", "BILLED $", "DELTA $")
-            click.echo(output.table(titles, rows, right=titles[1:]) + "\n")
+            titles = ("PROVIDER", "BILL", "MACHINES", "LEDGER $", "BILLED $", "DELTA $")
+            click.echo(output.table(titles, rows, right=titles[2:]) + "\n")
         click.echo("the ledger agrees with itself" if not wrong else f"{len(wrong)} things are wrong")
     sys.exit(1 if wrong else 0)
 
 
 def _dollars(amount: Decimal | None) -> str:
     return output.NONE if amount is None else f"{amount:.6f}"
+
+
+group.add_command(terms.override)
+group.add_command(terms.commitment)
+group.add_command(terms.adjust)
+group.add_command(terms.reader)

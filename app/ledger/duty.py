@@ -13,11 +13,13 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from app.inventory.accounts import Account, Accounts
+from app.ledger import metrics
 from app.ledger.bills import Reconciler
+from app.ledger.budgets import Budgets
 from app.ledger.prices import listed
 from app.ledger.writer import Writer
 from app.settings import Settings
-from app.store import ledger, ledger_upkeep
+from app.store import ledger, ledger_metrics, ledger_upkeep
 from app.store.engine import StoreUnavailable, begin
 from catalog.offerings import Offerings
 from providers.capabilities import Bills
@@ -25,6 +27,8 @@ from providers.capabilities import Bills
 log = structlog.get_logger()
 
 PRICES_EVERY_S = 60.0
+BUDGETS_EVERY_S = 1.0
+SERIES_EVERY_S = 1.0
 SUMS_EVERY_S = 300.0
 SUMS_GRACE_S = 3600.0  # a day is over for so long before it is added up
 
@@ -49,9 +53,11 @@ class Ledger:
         settings: Settings,
         installation: str,
         leadership: Leadership,
+        budgets: Budgets | None = None,
     ) -> None:
         self._engine, self._accounts, self._offerings = engine, accounts, offerings
         self._settings, self._leadership = settings, leadership
+        self._budgets = budgets
         self._writer = Writer(engine=engine)
         self._reconciler = Reconciler(
             engine=engine, installation=installation, settle_s=settings.bill_settle_s
@@ -64,6 +70,8 @@ class Ledger:
         clock: Any = cast(Any, AsyncIOScheduler)(timezone=UTC)
         for job, every_s in (
             (self.tick, self._settings.ledger_every_s),
+            (self.budgets, max(BUDGETS_EVERY_S, self._settings.ledger_every_s)),
+            (self.series, max(SERIES_EVERY_S, 3 * self._settings.ledger_every_s)),
             (self.prices, min(PRICES_EVERY_S, self._settings.offers_every_s)),
             (self.sums, SUMS_EVERY_S),
             (self.bills, self._settings.bill_every_s),
@@ -80,9 +88,11 @@ class Ledger:
                 misfire_grace_time=None,
             )
         clock.start()
+        metrics.show()
         try:
             await asyncio.Event().wait()
         finally:
+            metrics.hide()
             clock.shutdown(wait=False)
 
     async def _job(self, work: Callable[[int], Awaitable[None]]) -> None:
@@ -101,6 +111,17 @@ class Ledger:
         """Runs -> segments."""
         await self._rules()
         await self._writer.tick(epoch=epoch)
+
+    async def budgets(self, epoch: int) -> None:
+        """NodePools' budgets -> rows; what has been passed is told of."""
+        if self._budgets is not None:
+            await self._budgets.look(epoch=epoch)
+
+    async def series(self, epoch: int) -> None:
+        """What /metrics shows."""
+        async with begin(self._engine) as conn:
+            found = await ledger_metrics.read(conn, epoch=epoch)
+        metrics.SHOWN.snapshot = metrics.Snapshot(**found)
 
     async def _rules(self) -> None:
         """Write down how each open account bills, before anything of it is derived."""

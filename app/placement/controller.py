@@ -357,7 +357,7 @@ class Placement:
                 request,
                 pool,
                 blocks=(*seen.blocks, *avoided),
-                usage=seen.promises.usage(pool_name),
+                usage=seen.promises.usage(pool_name, namespace=request.namespace, team=request.team),
                 history=seen.history,
                 now=seen.now,
             )

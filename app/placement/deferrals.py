@@ -22,6 +22,7 @@ from app.store.backoffs import Backoff
 from app.store.decisions import Decision
 
 log = structlog.get_logger()
+BUDGET_RETRY_S = 15.0
 
 _CONDITION_REASONS = {
     DeferralReason.NO_POOL: PlacedReason.NO_POOL,
@@ -99,8 +100,8 @@ class Deferrals:
         self._tell_pool(pool, skips)
         await self._tell(key, pod, reason, explain.sentence(places), pool=pool, blocks=blocks, met=met)
         end = explain.soonest_expiry(places)
-        if end is None:
-            return None
+        if end is None:  # a budget has room again when its period is over, which nobody tells
+            return Again(BUDGET_RETRY_S) if SkipReason.BUDGET in met else None
         spread_s = offset_s(uid_of(pod), spread_s=self._settings.retry_offset_s)
         return Again((end - database_now).total_seconds() + spread_s)
 

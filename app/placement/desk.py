@@ -22,7 +22,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from app.placement.promises import Promises
 from app.placement.rank import History
-from app.store import backoffs, blocks, decisions, installation, refusals, reservations
+from app.store import backoffs, blocks, budgets, decisions, installation, refusals, reservations
 from app.store.backoffs import Backoff
 from app.store.blocks import Block
 from app.store.decisions import Decision
@@ -195,7 +195,10 @@ class Desk:
                 seen = Seen(
                     blocks=await blocks.live(conn),
                     now=await database_now(conn),
-                    promises=Promises(await reservations.sums(conn, pools) if pools else ()),
+                    promises=Promises(
+                        await reservations.sums(conn, pools) if pools else (),
+                        await budgets.standing(conn, pools) if pools else (),
+                    ),
                     history=await self._lately(conn) if pools else History(),
                     backoffs=await backoffs.live(conn) if pools else {},
                 )

@@ -19,6 +19,7 @@ from app.inventory.identity import Identity
 from app.placement.rank import Candidate
 from app.placement.request import PlacementRequest
 from app.store.reservations import Reservation
+from app.workload.owners import labels_said, team_of
 from providers.base import Accelerator, ClaimUid, Tier
 
 Obj = dict[str, Any]
@@ -93,6 +94,8 @@ def reservation_of(claim: Obj) -> Reservation:
         gpus=int(count) if count.isascii() and count.isdecimal() else 0,
         usd_per_hour=Decimal(spec["maxPrice"]) if spec.get("maxPrice") else None,
         claim_uid=claim["metadata"]["uid"],
+        namespace=spec["podRef"]["namespace"],
+        team=team_of(labels_said(claim["metadata"])),
     )
 
 
@@ -106,6 +109,8 @@ def promised(request: PlacementRequest, candidate: Candidate, *, pool: str, name
         account=candidate.account,
         gpus=candidate.accelerator.count if candidate.accelerator else 0,
         usd_per_hour=candidate.ceiling_usd_per_hour,
+        namespace=request.namespace,
+        team=request.team,
     )
 
 

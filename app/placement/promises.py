@@ -6,15 +6,18 @@ transaction is added at once, so that the next decision of the same batch sees i
 
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import replace
 
 from app.placement.rank import Usage
+from app.store.budgets import Standing
 from app.store.reservations import Reservation, Sum
 
 
 class Promises:
     """Reservations of one transaction. ``rows`` are to be written before it ends."""
 
-    def __init__(self, sums: Iterable[Sum] = ()) -> None:
+    def __init__(self, sums: Iterable[Sum] = (), budgets: Iterable[Standing] = ()) -> None:
+        self._budgets = list(budgets)
         self._usage: dict[str, Usage] = defaultdict(Usage)
         self.rows: list[Reservation] = []
         for each in sums:
@@ -26,9 +29,13 @@ class Promises:
                 unpriced=each.unpriced,
             )
 
-    def usage(self, pool: str) -> Usage:
-        """What the pool holds, this transaction's promises included. Known of pools that were asked for."""
-        return self._usage[pool]
+    def usage(self, pool: str, *, namespace: str = "", team: str = "") -> Usage:
+        """What the pool holds, this transaction's promises included. Known of pools that were asked for.
+
+        With it the budgets that a machine of these would be counted by.
+        """
+        mine = [each for each in self._budgets if each.concerns(namespace=namespace, team=team, pool=pool)]
+        return replace(self._usage[pool], budgets=tuple(mine))
 
     def reserve(self, row: Reservation) -> None:
         """Promise this; it is committed together with the decision that it is part of, or not at all."""
@@ -40,3 +47,9 @@ class Promises:
             usd_per_hour=row.usd_per_hour,
             unpriced=int(row.usd_per_hour is None),
         )
+        self._budgets = [
+            replace(each, usd_per_hour=each.usd_per_hour + (row.usd_per_hour or 0))
+            if each.concerns(namespace=row.namespace, team=row.team, pool=row.pool)
+            else each
+            for each in self._budgets
+        ]

@@ -17,13 +17,14 @@ from fractions import Fraction
 
 from app.api.keys import MAX_PRICE_ANNOTATION
 from app.api.model import CapacityType
-from app.api.nodepool import EgressMode, NodePoolSpec, ProviderEntry, Strategy
+from app.api.nodepool import BudgetAction, EgressMode, NodePoolSpec, ProviderEntry, Strategy
 from app.api.quantities import usd
 from app.api.reasons import SkipReason
 from app.placement.constraints import NodeView
 from app.placement.market import LISTED, Market
 from app.placement.request import PlacementRequest
 from app.store.blocks import Block
+from app.store.budgets import Standing
 from catalog.offerings import AccountKey, AccountOffers, OfferingView, in_region
 from catalog.regions import region_tokens
 from catalog.sizes import Amounts, roomy, too_small
@@ -31,6 +32,7 @@ from providers.base import Accelerator, Completion, Offering, Tier
 
 _NOT_TOLD = "its end could not be seen there"
 _NO_CODE = "a Job needs the exit code, which is not told there"
+_PERIODS = {"day": "a day", "week": "a week", "month": "a month", "total": "in all"}
 _MONEY_STEP = Decimal(1).scaleb(-9)  # as fine as the API's money is
 
 
@@ -45,6 +47,7 @@ class Usage:
     gpus: int = 0
     usd_per_hour: Decimal = Decimal(0)
     unpriced: int = 0
+    budgets: tuple[Standing, ...] = ()  # those that count the machine that is asked for
 
     def plus(
         self, key: AccountKey, *, machines: int, gpus: int, usd_per_hour: Decimal | None, unpriced: int
@@ -55,6 +58,7 @@ class Usage:
             gpus=self.gpus + gpus,
             usd_per_hour=self.usd_per_hour + (usd_per_hour or 0),
             unpriced=self.unpriced + unpriced,
+            budgets=self.budgets,
         )
 
 
@@ -286,7 +290,8 @@ class _Walk:
                 yield self._skip(key, tier, reason, why, region=region, for_good=True)
                 continue
             price = self.market.price(self.request, here[0]) if here else None
-            if (over := self._too_dear(tier, price) or self._dollars_over(price)) is not None:
+            over = self._too_dear(tier, price) or self._dollars_over(price) or self._spent(tier, price)
+            if over is not None:
                 reason, why, for_good = over
                 yield self._skip(key, tier, reason, why, region=region, price=price, for_good=for_good)
             elif hits := self._covering(entry, tier, region):
@@ -354,6 +359,28 @@ class _Walk:
             return SkipReason.LIMIT, why, False
         return None
 
+    def _spent(self, tier: Tier, price: Decimal | None) -> _Refusal | None:
+        """Why a budget has no room for the machine: which one, and how much of it is left.
+
+        One without a known price counts with its ceiling; without that, too, no budget can tell.
+        """
+        ceiling = self._ceiling(tier)
+        counted = ceiling[0] if ceiling is not None else price
+        for each in self.usage.budgets:
+            if each.action == BudgetAction.REFUSE_ON_DEMAND.value and tier is Tier.SPOT:
+                continue
+            words = f"budget {each.name} of {usd(each.amount_usd)}, {_PERIODS[each.period]}"
+            left = each.left_usd()
+            if left <= 0:
+                return SkipReason.BUDGET, f"nothing is left of {words}: {_counted_so_far(each)}", False
+            if counted is None:
+                return SkipReason.BUDGET, f"its price is not known, and {words} counts it", False
+            if counted * each.look_ahead_s / 3600 > left:
+                cost = usd(_to_read(counted))
+                why = f"{usd(_to_read(left))} is left of {words}, and it costs {cost} an hour"
+                return SkipReason.BUDGET, f"{why}: {_counted_so_far(each)}", False
+        return None
+
     def _frozen(self, tier: Tier, price: Decimal | None) -> Decimal | None:
         """What the claim will say that the machine may cost at most.
 
@@ -418,3 +445,15 @@ def _in_steps(price: Decimal) -> Decimal:
 def _place(provider: str, account: str, tier: Tier, region: str) -> str:
     name = provider if account == "default" else f"{provider}/{account}"
     return " ".join(part for part in (name, tier.value, region) if part)
+
+
+def _counted_so_far(each: Standing) -> str:
+    return (
+        f"{usd(_to_read(each.spent_usd))} is spent, {usd(_to_read(each.usd_per_hour))} an hour runs or is"
+        f" promised and counts for {each.look_ahead_s} s more"
+    )
+
+
+def _to_read(amount: Decimal) -> Decimal:
+    """An amount for a sentence: nothing is decided by it."""
+    return amount.quantize(Decimal("0.0001"))

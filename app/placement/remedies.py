@@ -153,6 +153,8 @@ class _Ways:
                 return self._dear(places)
             case SkipReason.LIMIT:
                 return self._over(places)
+            case SkipReason.BUDGET:
+                return [f"another period begins, or the budget is raised: {places[0].detail}"]
             case SkipReason.NODE_UNAVAILABLE:
                 return [self._node(place) for place in places]
             case SkipReason.ACCELERATOR_UNSUPPORTED:

@@ -13,7 +13,7 @@ from app.api.not_built import annotation_refusals
 from app.placement.constraints import NodeConstraints, Obj, constraints_of
 from app.workload import BadRequest, Unsupported, accelerator_of, build, max_price_of, options_of
 from app.workload.environment import Environment
-from app.workload.owners import Attribution, attribution_of, controller_of, template_of
+from app.workload.owners import Attribution, attribution_of, controller_of, team_of, template_of
 from providers.base import Accelerator, PodUid, Workload
 
 # What tells one revision of an owner's template from the next, where the owner itself lives on.
@@ -48,6 +48,11 @@ class PlacementRequest:
     namespace_labels: Mapping[str, str] = field(default_factory=dict)
     workload: Workload | None = field(default=None, repr=False, compare=False)
     attribution: Attribution | None = field(default=None, compare=False)
+
+    @property
+    def team(self) -> str:
+        """Whose budget it is; "" for nobody's."""
+        return team_of(self.attribution.labels) if self.attribution is not None else ""
 
     def options_for(self, provider: str) -> dict[str, str]:
         """The options of ``<provider>-NAME`` annotations, by NAME."""

@@ -10,6 +10,7 @@ Key = tuple[str, str]
 """A Pod's namespace and name."""
 
 _FNV_OFFSET, _FNV_PRIME, _64_BITS = 0xCBF29CE484222325, 0x100000001B3, 2**64 - 1
+_ROOM = frozenset({SkipReason.LIMIT, SkipReason.BUDGET})  # there is more of it when a machine ends
 _PLACE_REASONS = frozenset({DeferralReason.ALL_BLOCKED, DeferralReason.NO_CANDIDATE})
 
 
@@ -51,7 +52,7 @@ class Waiting:
         self._waits[key] = wait
         return (
             (wait.reason in _PLACE_REASONS and since.places != self.mark.places)
-            or (SkipReason.LIMIT in wait.met and since.limits != self.mark.limits)
+            or (bool(_ROOM & wait.met) and since.limits != self.mark.limits)
             or (SkipReason.NAMESPACE_NOT_ALLOWED in wait.met and since.namespaces != self.mark.namespaces)
         )
 
@@ -69,9 +70,7 @@ class Waiting:
     def on_limit(self, pool: str | None) -> list[Key]:
         """Pods that a smaller usage of this pool could help."""
         self.mark = replace(self.mark, limits=self.mark.limits + 1)
-        return [
-            key for key, wait in self._waits.items() if wait.pool == pool and SkipReason.LIMIT in wait.met
-        ]
+        return [key for key, wait in self._waits.items() if wait.pool == pool and _ROOM & wait.met]
 
     def on_namespace(self, name: str) -> list[Key]:
         """Pods of this namespace that other labels on it could help."""

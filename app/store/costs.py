@@ -85,7 +85,7 @@ select {"c.bucket, " if unit else ""}{"".join(f"{column}, " for column in column
     sum(c.billed_dollar_seconds) as billed, sum(c.effective_dollar_seconds) as effective,
     sum(c.list_dollar_seconds) as listed, sum(c.guessed_dollar_seconds) as guessed,
     sum(c.unpriced_seconds) as unpriced_s
-from cost_lines(:since, :until, '{unit or "all"}', :zone) c join label_set l on l.id = c.label_set_id
+from cost_lines(:since, :until, '{unit or "all"}', :zone) c join attribution l using (label_set_id)
 {"where " + " and ".join(conditions) if conditions else ""}
 {"group by " + ", ".join(names) if names else ""}
 order by {"c.bucket, " if unit else ""}billed desc nulls last{
@@ -211,6 +211,10 @@ select * from pod_receipt where namespace = :namespace and name = :name
     and (cast(:uid as text) is null or uid = cast(:uid as text))
 order by started, resource_id, phase, meter, kind
 """
+WASTE = """
+select reason, sum(effective_cost) as cost from charge_daily(:zone)
+where starts >= :since and starts < :until and reason <> 'useful' group by reason order by 2 desc nulls last
+"""
 OVERLAPS = """
 select a.run_id, a.meter, a.id, b.id as other from billing_segment a
 join billing_segment b on a.run_id = b.run_id and a.meter = b.meter and a.id < b.id and a.period && b.period
@@ -236,9 +240,9 @@ where l.run_id is null and r.changed_at < clock_timestamp() - interval '2 minute
 """
 """A run that the ledger has not taken up although it had time to."""
 RECONCILIATION = """
-select status, count(*) as machines, sum(ledger_cost) as ledger_cost,
+select provider_name as provider, status, count(*) as machines, sum(ledger_cost) as ledger_cost,
     sum(provider_billed_cost) as billed_cost, sum(delta) as delta
-from reconciliation group by status order by status
+from reconciliation group by 1, 2 order by 1, 2
 """
 
 

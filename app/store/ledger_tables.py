@@ -444,6 +444,24 @@ class BudgetTold(Base):
     told_at: Mapped[datetime] = mapped_column(server_default=NOW)
 
 
+class CostCounter(Base):
+    """The highest that each series of cost has shown."""
+
+    __tablename__ = "cost_counter"
+    __table_args__ = (
+        {"comment": "What the cost counters of /metrics show: they never fall. Written by ledger/."},
+    )
+
+    provider: Mapped[str] = mapped_column(primary_key=True)
+    nodepool: Mapped[str] = mapped_column(primary_key=True)
+    namespace: Mapped[str] = mapped_column(primary_key=True)
+    accelerator: Mapped[str] = mapped_column(primary_key=True)
+    capacity_type: Mapped[str] = mapped_column(primary_key=True)
+    cost: Mapped[Decimal] = mapped_column(comment="dollars billed, credits not taken off")
+    list_cost: Mapped[Decimal] = mapped_column(comment="dollars as listed on demand")
+    gpu_seconds: Mapped[Decimal]
+
+
 # Frozen means frozen, whoever writes. A migration makes the same; the drift check compares the functions.
 FROZEN = """
 create function ledger_is_frozen() returns trigger language plpgsql as $$

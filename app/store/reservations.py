@@ -36,6 +36,8 @@ class Reservation:
     gpus: int
     usd_per_hour: Decimal | None
     claim_uid: str | None = None
+    namespace: str = ""
+    team: str = ""
 
     @property
     def key(self) -> Key:

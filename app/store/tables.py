@@ -516,6 +516,8 @@ class Reservation(Base):
 
     pod_uid: Mapped[str] = mapped_column(primary_key=True)
     claim_name: Mapped[str] = mapped_column(primary_key=True)
+    namespace: Mapped[str] = mapped_column(server_default=text("''"), comment="the Pod's, for budgets")
+    team: Mapped[str] = mapped_column(server_default=text("''"), comment="the Pod's team label, for budgets")
     pool: Mapped[str]
     provider: Mapped[str]
     account: Mapped[str]

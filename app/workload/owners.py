@@ -1,10 +1,11 @@
 """Who made a Pod, and from what: the name under which its blocks and its owner's waits are kept."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.api.keys import COST_CENTER_LABELS, GROUP, TEAM_LABELS
+from app.api.keys import ATTRIBUTION_ANNOTATION, COST_CENTER_LABELS, GROUP, TEAM_LABELS
 
 _OURS_KEPT = frozenset({*TEAM_LABELS, *COST_CENTER_LABELS})
 _REVISION_LABELS = ("controller-revision-hash", "pod-template-hash")
@@ -41,6 +42,21 @@ def attribution_of(pod: Mapping[str, Any]) -> Attribution:
         if key not in _REVISION_LABELS and not (key.startswith(f"{GROUP}/") and key not in _OURS_KEPT)
     }
     return Attribution(kind=kind, name=name, labels=kept)
+
+
+def team_of(labels: Mapping[str, str]) -> str:
+    """The team that a Pod's labels name; "" for none."""
+    return next((labels[label] for label in TEAM_LABELS if labels.get(label)), "")
+
+
+def labels_said(metadata: Mapping[str, Any]) -> dict[str, str]:
+    """The Pod's labels as a claim's annotation has kept them; empty where it cannot be read."""
+    text = (metadata.get("annotations") or {}).get(ATTRIBUTION_ANNOTATION)
+    try:
+        said = json.loads(text) if text else {}
+        return {str(key): str(value) for key, value in (said.get("labels") or {}).items()}
+    except (ValueError, AttributeError):
+        return {}
 
 
 def template_of(pod: Mapping[str, Any]) -> str:

@@ -12,6 +12,7 @@ from app import processes
 from hack.cluster import ClusterFailed, NotUsable
 from hack.cluster.binaries import BuildFailed
 from hack.controller import ControllerFailed
+from hack.demo.billing import bill
 from hack.demo.scenes import SCENES
 from hack.demo.stage import Stage, Unmet, set_up
 
@@ -30,6 +31,7 @@ def main() -> int:
             began = time.monotonic()
             for name in names:
                 SCENES[name](stage)
+            bill(stage)
             print(f"\nAll of it was checked. The scenes took {time.monotonic() - began:.0f} s.", flush=True)
             if os.environ.get("KEEP"):
                 _keep(stage)

@@ -12,7 +12,7 @@ def reclaim(stage: Stage) -> None:
     modal = stage.clouds["modal"]
     earlier = modal.machines()
     stage.say("A Deployment with one L4, on a spot machine of modal.")
-    stage.make(_pool("modal-only", "modal"), _deployment("serve", "modal-only", "L4"))
+    stage.make(pool_of("modal-only", "modal"), _deployment("serve", "modal-only", "L4"))
     stage.until("the Pod is Ready", lambda: len(stage.ready_on("modal")) == 1)
     (pod,), (machine,) = stage.ready_on("modal"), modal.made_since(earlier)
     stage.check("it is a spot machine", machine["tier"] == "Spot")
@@ -32,7 +32,7 @@ def reclaim(stage: Stage) -> None:
         "only the new machine is left",
         lambda: [one["id"] == machine["id"] for one in modal.alive()] == [False],
     )
-    _clear(stage, "deployment/serve")
+    clear(stage, "deployment/serve")
 
 
 def job(stage: Stage) -> None:
@@ -40,14 +40,14 @@ def job(stage: Stage) -> None:
     modal = stage.clouds["modal"]
     earlier = modal.machines()
     stage.say("A Job with one T4, whose work takes two seconds.")
-    template = _template("modal-only", "T4", restart="Never", FAKE_EXIT_AFTER_S="2")
+    made = template("modal-only", "T4", restart="Never", FAKE_EXIT_AFTER_S="2")
     stage.make(
-        _pool("modal-only", "modal"),
+        pool_of("modal-only", "modal"),
         {
             "apiVersion": "batch/v1",
             "kind": "Job",
             "metadata": {"name": "train"},
-            "spec": {"template": template},
+            "spec": {"template": made},
         },
     )
     stage.show("wait", "-n", NAMESPACE, "--for=condition=Complete", "job/train", "--timeout=60s")
@@ -58,7 +58,7 @@ def job(stage: Stage) -> None:
     stage.until("the machine is gone", lambda: not modal.alive())
     (machine,) = modal.made_since(earlier)
     stage.check(f"one machine was made, and cost ${machine['bill_usd'][:7]}", machine["state"] == "gone")
-    _clear(stage, "job/train")
+    clear(stage, "job/train")
 
 
 def crash_loop(stage: Stage) -> None:
@@ -67,7 +67,7 @@ def crash_loop(stage: Stage) -> None:
     earlier = aws.machines()
     crash = {"FAKE_EXIT_AFTER_S": "0.3", "FAKE_EXIT_CODE": "3"}
     stage.say("A Deployment whose container ends with code 3, on aws, which can start it again in place.")
-    stage.make(_pool("aws-only", "aws"), _deployment("loop", "aws-only", "T4", **crash))
+    stage.make(pool_of("aws-only", "aws"), _deployment("loop", "aws-only", "T4", **crash))
     stage.until("it was started again three times", lambda: max(map(_restarts, stage.pods()), default=0) >= 3)
     stage.until(
         "it says CrashLoopBackOff",
@@ -75,13 +75,13 @@ def crash_loop(stage: Stage) -> None:
     )
     stage.show("get", "pods", "-n", NAMESPACE)
     stage.check("aws made one machine in all", len(aws.made_since(earlier)) == 1)
-    _clear(stage, "deployment/loop")
+    clear(stage, "deployment/loop")
 
     stage.say(
         "The same on modal, which cannot: each Pod is over, and its owner's next one waits, ever longer."
     )
     earlier = modal.machines()
-    stage.make(_pool("modal-only", "modal"), _deployment("loop", "modal-only", "T4", **crash))
+    stage.make(pool_of("modal-only", "modal"), _deployment("loop", "modal-only", "T4", **crash))
     stage.until("a Pod waits for its owner's sake", lambda: any(map(_waiting_for_owner, stage.pods())))
     print(f"  {next(filter(None, map(_waiting_for_owner, stage.pods())))}", flush=True)
     stage.until(
@@ -92,10 +92,10 @@ def crash_loop(stage: Stage) -> None:
         "never two at once",
         all(later["created_at"] > one["ended_at"] for one, later in pairwise(made)),
     )
-    _clear(stage, "deployment/loop")
+    clear(stage, "deployment/loop")
 
 
-def _pool(name: str, provider: str) -> dict[str, Any]:
+def pool_of(name: str, provider: str) -> dict[str, Any]:
     return {
         "apiVersion": keys.API_VERSION,
         "kind": keys.NODE_POOL,
@@ -112,12 +112,12 @@ def _deployment(name: str, pool: str, accelerator: str, **env: str) -> dict[str,
         "spec": {
             "replicas": 1,
             "selector": {"matchLabels": {"app": "demo"}},
-            "template": _template(pool, accelerator, **env),
+            "template": template(pool, accelerator, **env),
         },
     }
 
 
-def _template(pool: str, accelerator: str, *, restart: str = "Always", **env: str) -> dict[str, Any]:
+def template(pool: str, accelerator: str, *, restart: str = "Always", **env: str) -> dict[str, Any]:
     """What a simulated workload does is said in its environment."""
     container = {
         "name": "workload",
@@ -134,7 +134,7 @@ def _template(pool: str, accelerator: str, *, restart: str = "Always", **env: st
     return {"metadata": {"labels": labels}, "spec": {"restartPolicy": restart, "containers": [container]}}
 
 
-def _clear(stage: Stage, workload: str) -> None:
+def clear(stage: Stage, workload: str) -> None:
     """Leave nothing for the next scene."""
     stage.show("delete", workload, "-n", NAMESPACE)
     stage.until("no Pod is left", lambda: not stage.objects("pods"), within_s=60)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from hack.demo.billing import cost
 from hack.demo.endings import crash_loop, job, reclaim
 from hack.demo.inside import logs
 from hack.demo.orphans import orphan
@@ -187,4 +188,5 @@ SCENES: dict[str, Callable[[Stage], None]] = {
     "crash-loop": crash_loop,
     "logs": logs,
     "orphan": orphan,
+    "cost": cost,
 }

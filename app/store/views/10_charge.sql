@@ -82,6 +82,23 @@ from commitment c where upper(c.valid) <= statement_timestamp();
 comment on view charge is
 'One segment of a machine (its price for its seconds; an open one ends now), or one adjustment: dollars that fall whole on the instant charge_period_start. Dollars are (per_hour x seconds + once) / 3600. Billed: on the cloud''s invoice; effective: what is paid in advance is spread over what it covers; list: on demand. Null is not known, never zero.';
 
+create view attribution as
+select id as label_set_id, namespace, workload_kind, workload_name, team, cost_center, pool, provider, account,
+    account_id, region, sku, tier, accelerator, accelerator_count, tags
+from label_set;
+comment on view attribution is
+'Who a charge is put down to, as it was when the money was spent. One row a distinct attribution; cost_lines and charge name it by label_set_id.';
+
+create view sealed_day as select day, dirty, sealed_at from cost_day;
+comment on view sealed_day is 'UTC days that are added up; a dirty one is read from its charges. One row a day.';
+
+create view sealed_cost as
+select day, label_set_id, meter, phase, kind, seconds, gpu_seconds, billed_dollar_seconds, effective_dollar_seconds,
+    list_dollar_seconds, guessed_dollar_seconds, estimated_dollar_seconds, unpriced_seconds
+from cost_daily;
+comment on view sealed_cost is 'Sums of sealed UTC days. One row a day, attribution, meter, phase and kind.';
+
+-- Functions read views only, so that a role which may read nothing else can call them.
 -- The exact part of every charge in a window: an adjustment is in it whole, or not at all.
 create function charge_between(t_from timestamptz, t_to timestamptz)
 returns table (
@@ -157,7 +174,7 @@ language sql stable as $$
     sealed as materialized (
         select d.day, b.starts, b.label, tstzrange(d.day::timestamp at time zone 'UTC',
             (d.day + 1)::timestamp at time zone 'UTC') as span
-        from cost_day d join b on d.day::timestamp at time zone 'UTC' >= b.starts
+        from sealed_day d join b on d.day::timestamp at time zone 'UTC' >= b.starts
             and (d.day + 1)::timestamp at time zone 'UTC' <= b.ends
         where not d.dirty
     ), piece as materialized (
@@ -168,7 +185,7 @@ language sql stable as $$
     select s.label, s.starts, d.label_set_id, d.meter, d.phase, d.kind, d.seconds, d.gpu_seconds,
         d.billed_dollar_seconds, d.effective_dollar_seconds, d.list_dollar_seconds, d.guessed_dollar_seconds,
         d.estimated_dollar_seconds, d.unpriced_seconds
-    from sealed s join cost_daily d on d.day = s.day
+    from sealed s join sealed_cost d on d.day = s.day
     union all
     select p.label, p.starts, c.label_set_id, c.meter, c.phase, c.kind, c.seconds, c.gpu_seconds,
         coalesce(c.billed_dollar_seconds, 0), coalesce(c.effective_dollar_seconds, 0),

@@ -53,11 +53,28 @@ def install(conn: Connection) -> None:
 
 
 def names() -> tuple[str, ...]:
-    """Every view, for the role that may read nothing else."""
-    found = []
-    for _, sql in files():
-        found += [line.split()[2] for line in sql.splitlines() if line.lower().startswith("create view ")]
-    return tuple(found)
+    """Every view, in the order in which they are made."""
+    lines = [line for _, sql in files() for line in sql.splitlines()]
+    return tuple(line.split()[2] for line in lines if line.startswith("create view "))
+
+
+class NoSuchRole(ValueError):
+    """There is no role of that name in the database."""
+
+
+def let_read(conn: Connection, role: str) -> None:
+    """Let a role read the views, and so the functions over them, and nothing else of ours.
+
+    Raises:
+        NoSuchRole: making roles is not ours to do.
+    """
+    query = text("select quote_ident(rolname) from pg_roles where rolname = :role")
+    quoted = conn.execute(query, {"role": role}).scalar_one_or_none()
+    if quoted is None:
+        raise NoSuchRole(role)
+    schema = conn.execute(text("select quote_ident(current_schema())")).scalar_one()
+    conn.exec_driver_sql(f"grant usage on schema {schema} to {quoted}")
+    conn.exec_driver_sql(f"grant select on {', '.join(names())} to {quoted}")
 
 
 _GRANTS = text("""

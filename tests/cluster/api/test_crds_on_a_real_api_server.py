@@ -145,7 +145,6 @@ def test_an_empty_failover_is_filled_in(api):
 
 
 NOT_SUPPORTED: dict[str, dict[str, Any]] = {
-    "spec.budget": {"budget": {"amount": "5", "period": "day"}},
     "spec.providers[].account": {"providers": [{"name": "modal", "account": "two"}]},
     "spec.egress.mode": {"egress": {"mode": "Blocked"}},
     "spec.egress.mode ": {"egress": {"mode": "Allowlist", "targets": ["10.0.0.0/8"]}},

@@ -5,7 +5,6 @@ import pytest
 from app.api.not_built import NOT_BUILT, annotation_refusals, refusals
 
 REFUSED = {
-    "spec.budget": {"budget": {"amount": "5", "period": "day"}},
     "spec.providers[].account": {"providers": [{"name": "a", "account": "two"}]},
     "spec.egress.mode": {"egress": {"mode": "Blocked"}},
 }
@@ -28,7 +27,7 @@ def test_every_row_of_the_table_has_its_case_here():
 
 
 def test_every_refused_field_is_named_at_once():
-    assert len(refusals(a_pool(budget={"amount": "5"}, egress={"mode": "Blocked"}))) == 2
+    assert len(refusals(a_pool(providers=[{"name": "a", "account": "two"}], egress={"mode": "Blocked"}))) == 2
 
 
 def test_the_values_that_are_supported_are_accepted():
@@ -41,6 +40,7 @@ def test_the_values_that_are_supported_are_accepted():
         "namespaceSelector": {"matchLabels": {"team": "a"}},
         "failover": {"mode": "Reserve", "blocklistTTL": "10m", "reserveTimeout": "1h"},
         "egress": {"mode": "Open"},
+        "budget": {"amount": "500", "period": "month", "action": "RefuseNew"},
     }
 
     assert refusals({"spec": spec}) == ()

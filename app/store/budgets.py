@@ -1,0 +1,187 @@
+"""Budgets: what may be spent by whom in a period, and where each of them stands.
+
+Spent is what the ledger has billed in the period; what runs, and what placement has promised (`reservation`),
+counts for the budget's look-ahead on top. So a budget holds before the money is gone.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+POOL_PREFIX = "nodepool/"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """One budget. A scope that is None holds for any; all None: for everything."""
+
+    name: str
+    amount_usd: Decimal
+    period: str
+    namespace: str | None = None
+    team: str | None = None
+    pool: str | None = None
+    thresholds: tuple[int, ...] = (50, 80, 100)
+    action: str = "Alert"
+    look_ahead_s: int = 3600
+    set_by: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """One budget that may refuse, at this moment. ``usd_per_hour`` is what runs or is promised."""
+
+    name: str
+    amount_usd: Decimal
+    period: str
+    namespace: str | None
+    team: str | None
+    pool: str | None
+    action: str
+    look_ahead_s: int
+    spent_usd: Decimal
+    usd_per_hour: Decimal = Decimal(0)
+    unpriced: int = 0
+
+    def concerns(self, *, namespace: str, team: str, pool: str) -> bool:
+        """Whether a machine of these is counted by it."""
+        return self.namespace in (None, namespace) and self.team in (None, team) and self.pool in (None, pool)
+
+    def left_usd(self) -> Decimal:
+        """What is left once all that runs or is promised has gone on for the look-ahead."""
+        return self.amount_usd - self.spent_usd - self.usd_per_hour * self.look_ahead_s / 3600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """One budget in its period, for people."""
+
+    name: str
+    namespace: str | None
+    team: str | None
+    pool: str | None
+    amount_usd: Decimal
+    period: str
+    period_start: datetime
+    spent_usd: Decimal
+    usd_per_hour: Decimal
+    used_ratio: Decimal
+    forecast_usd: Decimal
+    exhausted_at: datetime | None
+    action: str
+    thresholds: tuple[int, ...]
+
+
+_PUT = text("""
+    insert into budget (name, namespace, team, pool, amount_usd, period, thresholds, action, look_ahead_s,
+        set_by)
+    values (:name, :namespace, :team, :pool, :amount_usd, :period, :thresholds, :action, :look_ahead_s,
+        :set_by)
+    on conflict (name) do update set namespace = excluded.namespace, team = excluded.team,
+        pool = excluded.pool, amount_usd = excluded.amount_usd, period = excluded.period,
+        thresholds = excluded.thresholds, action = excluded.action, look_ahead_s = excluded.look_ahead_s,
+        set_by = excluded.set_by
+    where (budget.namespace, budget.team, budget.pool, budget.amount_usd, budget.period, budget.thresholds,
+        budget.action, budget.look_ahead_s)
+        is distinct from (excluded.namespace, excluded.team, excluded.pool, excluded.amount_usd,
+        excluded.period, excluded.thresholds, excluded.action, excluded.look_ahead_s)
+""")
+
+
+async def put(conn: AsyncConnection, budgets: Collection[Budget]) -> None:
+    """Write budgets down, each in place of what had its name."""
+    rows = [
+        {name: getattr(each, name) for name in Budget.__dataclass_fields__}
+        | {"thresholds": sorted(each.thresholds)}
+        for each in sorted(budgets, key=lambda each: each.name)
+    ]
+    if rows:
+        await conn.execute(_PUT, rows)
+
+
+async def drop(conn: AsyncConnection, name: str) -> bool:
+    """Forget one; False if there was none."""
+    return bool((await conn.execute(text("delete from budget where name = :name"), {"name": name})).rowcount)
+
+
+async def keep_pools(conn: AsyncConnection, names: Collection[str]) -> None:
+    """Forget the budgets of NodePools that have none any more."""
+    query = text("delete from budget where name like :mine and not name = any(:names)")
+    await conn.execute(query, {"mine": f"{POOL_PREFIX}%", "names": sorted(names)})
+
+
+_STANDING = text("""
+    with held as (
+        select r.namespace, r.team, r.pool, coalesce(m.usd_per_hour, r.usd_per_hour) as usd
+        from reservation r
+        left join rental l on l.pod_uid = r.pod_uid and l.claim_name = r.claim_name
+            and case when r.claim_uid is null then coalesce(l.ended_at > r.created_at, true)
+                else l.claim_uid = r.claim_uid end
+        left join run m on m.claim_uid = l.claim_uid and m.provider = l.provider and m.account = l.account
+            and m.resource_id = l.resource_id
+        where l.state is distinct from 'ended'
+    )
+    select b.name, b.amount_usd, b.period, b.namespace, b.team, b.pool, b.action, b.look_ahead_s,
+        coalesce((select sum(c.billed_dollar_seconds) from cost_lines(
+            case b.period when 'total' then b.created_at
+                else date_trunc(b.period, statement_timestamp(), 'UTC') end,
+            statement_timestamp(), 'all', 'UTC') c join label_set s on s.id = c.label_set_id
+            where (b.namespace is null or s.namespace = b.namespace) and (b.team is null or s.team = b.team)
+                and (b.pool is null or s.pool = b.pool)), 0) / 3600 as spent_usd,
+        coalesce(h.usd, 0) as usd_per_hour, coalesce(h.unpriced, 0) as unpriced
+    from budget b left join lateral (
+        select sum(usd) as usd, count(*) filter (where usd is null) as unpriced from held
+        where (b.namespace is null or held.namespace = b.namespace)
+            and (b.team is null or held.team = b.team) and (b.pool is null or held.pool = b.pool)
+    ) h on true
+    where b.action <> 'Alert' and (b.pool is null or b.pool = any(:pools))
+    order by b.name
+""")
+
+
+async def standing(conn: AsyncConnection, pools: Collection[str]) -> list[Standing]:
+    """Every budget that may refuse a machine of these pools, with what is spent, runs and is promised."""
+    found = await conn.execute(_STANDING, {"pools": sorted(pools)})
+    return [Standing(**row) for row in found.mappings()]
+
+
+_STATUS = text("""
+    select name, namespace, team, nodepool as pool, amount as amount_usd, period, period_start,
+        spent as spent_usd, committed_rate as usd_per_hour, used_ratio, forecast as forecast_usd,
+        exhausted_at, action, thresholds
+    from budget_status order by used_ratio desc, name
+""")
+
+
+async def status(conn: AsyncConnection) -> list[Status]:
+    """Where each budget stands, the fullest first."""
+    rows = (await conn.execute(_STATUS)).mappings()
+    return [Status(**{**row, "thresholds": tuple(row["thresholds"])}) for row in rows]
+
+
+_TELL = text("""
+    insert into budget_told (budget, period_start, threshold)
+    select :name, :period_start, :threshold from installation where epoch = :epoch
+    on conflict do nothing returning threshold
+""")
+
+
+async def tell(conn: AsyncConnection, each: Status, threshold: int, *, epoch: int) -> bool:
+    """Note that a threshold is told of; False: it was, in this period, or somebody else leads."""
+    values = {"name": each.name, "period_start": each.period_start, "threshold": threshold, "epoch": epoch}
+    return (await conn.execute(_TELL, values)).first() is not None
+
+
+def passed(each: Status) -> Sequence[int]:
+    """The thresholds that its period has reached."""
+    return [limit for limit in each.thresholds if each.used_ratio * 100 >= limit]
+
+
+async def names(conn: AsyncConnection) -> list[dict[str, Any]]:
+    """All of them as they are written."""
+    return [dict(row) for row in (await conn.execute(text("select * from budget order by name"))).mappings()]

@@ -1,0 +1,175 @@
+"""What people say about money: prices of a contract, what was paid in advance, credits and refunds.
+
+Each concerns an account as a whole, so its attribution is nobody's. The ledger's next tick derives what an
+override or a prepayment concerns anew, closed runs by adjustments.
+"""
+
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+_NOBODY = text("""
+    with made as (
+        insert into label_set (hash, namespace, workload_kind, workload_name, team, cost_center, pool,
+            provider, account, account_id, region, sku, tier, accelerator, accelerator_count)
+        values ('account:' || md5(row(cast(:provider as text), cast(:account as text))::text), '', '', '', '',
+            '', '', :provider, :account, '', '', '', '', '', 0)
+        on conflict (hash) do nothing returning id
+    )
+    select id from made union all
+    select id from label_set where hash = 'account:' || md5(row(cast(:provider as text),
+        cast(:account as text))::text)
+""")
+_END = text("""
+    update price_override set valid = tstzrange(lower(valid), :since), changed_at = now()
+    where provider = :provider and account = :account and sku = :sku and tier = :tier
+        and valid @> cast(:since as timestamptz) and lower(valid) < :since
+    returning id
+""")
+_SET = text("""
+    insert into price_override (provider, account, sku, tier, usd_per_hour, valid, set_by, reason)
+    values (:provider, :account, :sku, :tier, :usd_per_hour, tstzrange(:since, :until), :set_by, :reason)
+    returning id
+""")
+
+
+async def override(
+    conn: AsyncConnection,
+    *,
+    provider: str,
+    account: str,
+    sku: str,
+    tier: str,
+    usd_per_hour: Decimal,
+    since: datetime,
+    until: datetime | None,
+    set_by: str,
+    reason: str,
+) -> int:
+    """Set the price of whole machines from ``since`` on; one that holds then ends there. Its id.
+
+    Raises:
+        sqlalchemy.exc.IntegrityError: another one begins within the time.
+    """
+    key = {"provider": provider, "account": account, "sku": sku, "tier": tier}
+    await conn.execute(_END, key | {"since": since})
+    values = key | {
+        "usd_per_hour": usd_per_hour,
+        "since": since,
+        "until": until,
+        "set_by": set_by,
+        "reason": reason,
+    }
+    return int((await conn.execute(_SET, values)).scalar_one())
+
+
+async def end_override(conn: AsyncConnection, number: int) -> bool:
+    """It holds no longer than now; False if there is none that still does."""
+    query = text("""
+        update price_override set valid = tstzrange(lower(valid), greatest(now(), lower(valid)
+            + interval '1 microsecond')), changed_at = now()
+        where id = :id and (upper_inf(valid) or upper(valid) > now())
+    """)
+    return bool((await conn.execute(query, {"id": number})).rowcount)
+
+
+_COMMIT = text("""
+    insert into commitment (provider, account, sku, tier, amount_usd, usd_per_hour, valid, label_set_id,
+        set_by, reason)
+    values (:provider, :account, :sku, :tier, :amount_usd, :usd_per_hour, tstzrange(:since, :until), :label,
+        :set_by, :reason)
+    returning id
+""")
+_DIRTY = text("update cost_day set dirty = true where day = any(:days)")
+
+
+async def commitment(
+    conn: AsyncConnection,
+    *,
+    provider: str,
+    account: str,
+    sku: str,
+    tier: str,
+    amount_usd: Decimal,
+    usd_per_hour: Decimal,
+    since: datetime,
+    until: datetime,
+    set_by: str,
+    reason: str,
+) -> int:
+    """Something paid in advance: what it covers in its term takes from it and is not billed."""
+    label = await _nobody(conn, provider=provider, account=account)
+    values = {
+        "provider": provider,
+        "account": account,
+        "sku": sku,
+        "tier": tier,
+        "amount_usd": amount_usd,
+        "usd_per_hour": usd_per_hour,
+        "since": since,
+        "until": until,
+        "label": label,
+        "set_by": set_by,
+        "reason": reason,
+    }
+    await conn.execute(_DIRTY, {"days": [since.date(), until.date()]})
+    return int((await conn.execute(_COMMIT, values)).scalar_one())
+
+
+_ADJUST = text("""
+    insert into billing_adjustment (key, label_set_id, kind, at, dollar_seconds, corrects, invoice, reason)
+    select :key, :label, :kind, case when m.month is null then cast(:at as timestamptz)
+        else greatest(cast(:at as timestamptz), now()) end, cast(:usd as numeric) * 3600, m.month,
+        :invoice, :reason
+    from (select max(p.month) as month from billing_period_close p
+        where p.month = date_trunc('month', cast(:at as timestamptz) at time zone 'UTC')::date) m
+    on conflict (key) do nothing returning id
+""")
+
+
+async def adjust(
+    conn: AsyncConnection,
+    *,
+    kind: str,
+    provider: str,
+    account: str,
+    usd: Decimal,
+    at: datetime,
+    key: str,
+    invoice: str | None,
+    reason: str,
+) -> bool:
+    """A credit, refund or tax of an account; the same ``key`` is never written twice: False then."""
+    label = await _nobody(conn, provider=provider, account=account)
+    await conn.execute(_DIRTY, {"days": [at.date()]})
+    values = {"key": f"{kind}:{key}", "label": label, "kind": kind, "at": at, "usd": usd} | {
+        "invoice": invoice,
+        "reason": reason,
+    }
+    return (await conn.execute(_ADJUST, values)).first() is not None
+
+
+async def overrides(conn: AsyncConnection) -> list[dict[str, Any]]:
+    """All of them, the newest first."""
+    query = "select *, lower(valid) as since, upper(valid) as until from price_override order by id desc"
+    return [dict(row) for row in (await conn.execute(text(query))).mappings()]
+
+
+async def commitments(conn: AsyncConnection) -> list[dict[str, Any]]:
+    """All of them with what is used of each."""
+    query = """
+        select c.*, lower(c.valid) as since, upper(c.valid) as until,
+            coalesce((select sum(coalesce(s.dollar_seconds, s.quantity * s.usd * extract(epoch from
+                greatest(statement_timestamp(), lower(s.period)) - lower(s.period))))
+                from billing_segment s where s.commitment_id = c.id), 0) / 3600 as used_usd
+        from commitment c order by c.id desc
+    """
+    return [dict(row) for row in (await conn.execute(text(query))).mappings()]
+
+
+async def _nobody(conn: AsyncConnection, *, provider: str, account: str) -> int:
+    found = await conn.execute(_NOBODY, {"provider": provider, "account": account})
+    return int(found.scalars().first() or 0)

@@ -1,0 +1,157 @@
+"""Budgets count what is spent, what runs and what is promised; counters never fall; the gauge is the view."""
+
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from prometheus_client import generate_latest
+from prometheus_client.registry import CollectorRegistry
+
+from app.ledger.metrics import Shown, Snapshot
+from app.store import budgets, ledger_metrics, reservations
+from app.store.budgets import Budget, Standing
+from app.store.engine import begin
+from app.store.reservations import Reservation
+from tests.store.ledger.world import Books, gpu
+
+
+def now() -> datetime:
+    return datetime.now(UTC)
+
+
+async def lately(books: Books, *, seconds: float, usd: str = "3600", **columns: Any) -> int:
+    """A run that began so long ago, at so many dollars an hour (3600: a dollar a second)."""
+    (row,) = await books.sql("select now() - make_interval(secs => cast(:s as float8)) as at", s=seconds)
+    times = dict.fromkeys(("requested_at", "accepted_at", "first_seen_at", "provider_created_at"), row["at"])
+    return await books.run(meters=[gpu(usd, 1)], **(times | columns))
+
+
+async def standing(books: Books, *pools: str) -> list[Standing]:
+    async with begin(books.engine) as conn:
+        return await budgets.standing(conn, pools or ("gpu",))
+
+
+async def put(books: Books, **values: Any) -> None:
+    async with begin(books.engine) as conn:
+        each = {"name": "b", "amount_usd": Decimal(100), "period": "total", "action": "RefuseNew"} | values
+        await budgets.put(conn, [Budget(**each)])
+
+
+async def test_a_budget_counts_spent_and_running_and_promised(books: Books):
+    await put(books, period="month")
+    run = await lately(books, seconds=40)
+    await books.change(run, terminate_asked_at=now(), gone_at=now())
+    await books.tick()
+    async with begin(books.engine) as conn:
+        for number, price in enumerate((Decimal(10), Decimal(5))):
+            row = Reservation(
+                pod_uid=f"p-{number}",
+                claim_name=f"c-{number}",
+                pool="gpu",
+                provider="modal",
+                account="default",
+                gpus=1,
+                usd_per_hour=price,
+                namespace="team-a",
+            )
+            await reservations.put(conn, [row])
+
+    (found,) = await standing(books)
+
+    assert 39 < found.spent_usd < 42
+    assert found.usd_per_hour == 15
+    assert found.left_usd() == 100 - found.spent_usd - 15
+
+
+@pytest.mark.parametrize(("scope", "counts"), [
+    ({"namespace": "team-a"}, True),
+    ({"namespace": "team-b"}, False),
+    ({"team": "vision"}, True),
+    ({"team": "speech"}, False),
+    ({"pool": "gpu"}, True),
+    ({}, True),
+])  # fmt: skip
+async def test_a_budget_counts_only_its_scope(books: Books, scope: dict[str, str], counts: bool):
+    await put(books, period="month", **scope)
+    await lately(books, seconds=40)
+    await books.tick()
+
+    (found,) = await standing(books)
+
+    assert (found.spent_usd > 0) is counts
+    assert found.concerns(namespace="team-a", team="vision", pool="gpu") is counts
+
+
+async def test_a_budget_that_only_tells_refuses_nothing(books: Books):
+    await put(books, action="Alert")
+
+    assert await standing(books) == []
+
+
+async def test_a_threshold_is_told_of_once_a_period_and_by_the_leader_alone(books: Books):
+    await put(books, amount_usd=Decimal(40), period="month", thresholds=(50, 80, 100))
+    await lately(books, seconds=36)
+    await books.tick()
+
+    async with begin(books.engine) as conn:
+        (each,) = await budgets.status(conn)
+        passed = budgets.passed(each)
+        first = [await budgets.tell(conn, each, limit, epoch=books.epoch) for limit in passed]
+        again = [await budgets.tell(conn, each, limit, epoch=books.epoch) for limit in passed]
+        other = await budgets.tell(conn, each, 99, epoch=books.epoch - 1)
+
+    assert (list(passed), first, again, other) == ([50, 80], [True, True], [False, False], False)
+    assert each.exhausted_at is not None
+
+
+async def test_a_pools_budget_goes_with_the_pools_own(books: Books):
+    await put(books, name="nodepool/gpu", pool="gpu")
+    await put(books, name="mine")
+
+    async with begin(books.engine) as conn:
+        await budgets.keep_pools(conn, [])
+
+    assert [each.name for each in await standing(books)] == ["mine"]
+
+
+async def shown(books: Books) -> dict[str, list[dict[str, Any]]]:
+    async with begin(books.engine) as conn:
+        return await ledger_metrics.read(conn, epoch=books.epoch)
+
+
+async def test_cost_30_the_gauge_is_the_view_and_the_counter_never_falls(books: Books):
+    run = await lately(books, seconds=100)
+    await books.tick()
+    first = await shown(books)
+    (view,) = await books.sql("select sum(usd_per_hour) as usd from burn_rate")
+    assert sum(row["usd_per_hour"] for row in first["burn"]) == view["usd"] == 3600
+
+    # It turns out to have ended half a minute ago: what was shown is too much, and stays.
+    ended = (await books.sql("select now() - interval '30 seconds' as at"))[0]["at"]
+    await books.change(run, terminate_asked_at=ended, gone_at=now())
+    await books.tick()
+    second = await shown(books)
+
+    assert second["burn"] == []
+    assert second["cost"][0]["cost"] == first["cost"][0]["cost"] > 99
+    await lately(books, seconds=90)
+    await books.tick()
+    assert (await shown(books))["cost"][0]["cost"] > first["cost"][0]["cost"]
+
+
+async def test_the_series_have_no_pod_in_them(books: Books):
+    await lately(books, seconds=10)
+    await put(books)
+    await books.tick()
+    registry = CollectorRegistry()
+    registry.register(Shown(snapshot=Snapshot(**await shown(books))))
+
+    text = generate_latest(registry).decode()
+
+    assert (
+        'nebula_burn_rate_usd_per_hour{accelerator="H100",capacity_type="OnDemand",namespace="team-a"' in text
+    )
+    assert "nebula_cost_usd_total{" in text
+    assert 'nebula_budget_used_ratio{budget="b"}' in text
+    assert "train-" not in text
