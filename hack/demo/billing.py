@@ -39,7 +39,7 @@ def bill(stage: Stage) -> None:
 
 def cost(stage: Stage) -> None:
     """Reports while machines run: burn, cost by team, a Pod's receipt, a page."""
-    stage.say("Two teams, one Deployment each: eight H100 on modal, one T4 on aws.")
+    stage.say("Two teams, one Deployment each: an L4 on modal, a T4 on aws.")
     stage.make(
         pool_of("modal-only", "modal"),
         pool_of("aws-only", "aws"),
@@ -63,7 +63,7 @@ def cost(stage: Stage) -> None:
     stage.say("All of it on one page.")
     stage.show_nebula("report", "--html", str(file), *_since())
     stage.check("the page is there", file.stat().st_size > 1000)
-    clear(stage, "deployment/vision")
+    stage.show("delete", "deployment/vision", "-n", NAMESPACE)
     clear(stage, "deployment/speech")
 
 

@@ -3,6 +3,8 @@
 import sqlalchemy as sa
 from alembic import op
 
+from app.store import views
+
 revision = "0005"
 down_revision = "0004"
 branch_labels = None
@@ -39,6 +41,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
+    views.drop(op.get_bind())
     op.drop_table("cost_counter")
     for name in ("namespace", "team"):
         op.drop_column("reservation", name)

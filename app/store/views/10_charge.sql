@@ -132,7 +132,7 @@ comment on function charge_between(timestamptz, timestamptz) is
 -- The windows of a report in a zone. Hours are hours of the sun; days, weeks and months are those of the wall.
 create function report_bucket(t_from timestamptz, t_to timestamptz, unit text, zone text)
 returns table (starts timestamptz, ends timestamptz, label text)
-language sql stable as $$
+language sql stable strict rows 12 as $$
     with edge as (
         select case unit
                 when 'hour' then g.at
@@ -161,6 +161,33 @@ $$;
 comment on function report_bucket(timestamptz, timestamptz, text, text) is
 'Report: the parts of [t_from, t_to) by unit (all, hour, day, week, month) on the clocks of a zone.';
 
+-- The next two are strict so that the planner believes how few rows they give, and goes by the indexes.
+create function report_sealed(t_from timestamptz, t_to timestamptz, unit text, zone text)
+returns table (day date, starts timestamptz, label text)
+language sql stable strict rows 30 as $$
+    select d.day, b.starts, b.label from sealed_day d join report_bucket(t_from, t_to, unit, zone) b
+        on d.day::timestamp at time zone 'UTC' >= b.starts
+        and (d.day + 1)::timestamp at time zone 'UTC' <= b.ends
+    where not d.dirty
+$$;
+comment on function report_sealed(timestamptz, timestamptz, text, text) is
+'Report: the sealed UTC days that lie whole within a part of [t_from, t_to), and in which one.';
+
+create function report_piece(t_from timestamptz, t_to timestamptz, unit text, zone text)
+returns table (starts timestamptz, label text, span tstzrange)
+language sql stable strict rows 2 as $$
+    with sealed as (
+        select s.starts, range_agg(tstzrange(s.day::timestamp at time zone 'UTC',
+            (s.day + 1)::timestamp at time zone 'UTC')) as spans
+        from report_sealed(t_from, t_to, unit, zone) s group by s.starts
+    )
+    select b.starts, b.label,
+        unnest(tstzmultirange(tstzrange(b.starts, b.ends)) - coalesce(s.spans, '{}'::tstzmultirange))
+    from report_bucket(t_from, t_to, unit, zone) b left join sealed s on s.starts = b.starts
+$$;
+comment on function report_piece(timestamptz, timestamptz, text, text) is
+'Report: what is left of the parts of [t_from, t_to) without the sealed days in them.';
+
 -- Sealed days come from the daily sums, everything else from the charges themselves; both are exact.
 create function cost_lines(t_from timestamptz, t_to timestamptz, unit text, zone text)
 returns table (
@@ -170,28 +197,16 @@ returns table (
     unpriced_seconds numeric
 )
 language sql stable as $$
-    with b as materialized (select * from report_bucket(t_from, t_to, unit, zone)),
-    sealed as materialized (
-        select d.day, b.starts, b.label, tstzrange(d.day::timestamp at time zone 'UTC',
-            (d.day + 1)::timestamp at time zone 'UTC') as span
-        from sealed_day d join b on d.day::timestamp at time zone 'UTC' >= b.starts
-            and (d.day + 1)::timestamp at time zone 'UTC' <= b.ends
-        where not d.dirty
-    ), piece as materialized (
-        select b.starts, b.label, unnest(tstzmultirange(tstzrange(b.starts, b.ends))
-            - coalesce((select range_agg(s.span) from sealed s where s.starts = b.starts), '{}'::tstzmultirange)) as span
-        from b
-    )
     select s.label, s.starts, d.label_set_id, d.meter, d.phase, d.kind, d.seconds, d.gpu_seconds,
         d.billed_dollar_seconds, d.effective_dollar_seconds, d.list_dollar_seconds, d.guessed_dollar_seconds,
         d.estimated_dollar_seconds, d.unpriced_seconds
-    from sealed s join sealed_cost d on d.day = s.day
+    from report_sealed(t_from, t_to, unit, zone) s join sealed_cost d on d.day = s.day
     union all
     select p.label, p.starts, c.label_set_id, c.meter, c.phase, c.kind, c.seconds, c.gpu_seconds,
         coalesce(c.billed_dollar_seconds, 0), coalesce(c.effective_dollar_seconds, 0),
         coalesce(c.list_dollar_seconds, 0), coalesce(c.guessed_dollar_seconds, 0),
         coalesce(c.estimated_dollar_seconds, 0), c.unpriced_seconds
-    from piece p cross join lateral charge_between(lower(p.span), upper(p.span)) c
+    from report_piece(t_from, t_to, unit, zone) p cross join lateral charge_between(lower(p.span), upper(p.span)) c
 $$;
 comment on function cost_lines(timestamptz, timestamptz, text, text) is
 'Report: what [t_from, t_to) costs, in lines that can be added up in any way. One row a bucket of the zone''s clock, attribution, meter, phase and kind, or part of one.';

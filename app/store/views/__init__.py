@@ -39,8 +39,7 @@ def is_current(conn: Connection) -> bool:
 def install(conn: Connection) -> None:
     """Drop what is there of us, and make it all; in the caller's transaction. Grants to others are kept."""
     granted = list(conn.execute(_GRANTS))
-    for kind, name in conn.execute(_OURS):
-        conn.exec_driver_sql(f"drop {kind} if exists {name} cascade")
+    drop(conn)
     for _, sql in files():
         for statement in _statements(sql):
             conn.exec_driver_sql(statement)
@@ -50,6 +49,12 @@ def install(conn: Connection) -> None:
     for row in granted:
         if conn.execute(text("select to_regclass(:name) is not null"), {"name": row.name}).scalar_one():
             conn.exec_driver_sql(f"grant select on {row.name} to {row.grantee}")
+
+
+def drop(conn: Connection) -> None:
+    """Drop them all; a downgrade begins with it, since tables cannot go while views read them."""
+    for kind, name in conn.execute(_OURS).all():
+        conn.exec_driver_sql(f"drop {kind} if exists {name} cascade")
 
 
 def names() -> tuple[str, ...]:
