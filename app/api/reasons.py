@@ -170,6 +170,7 @@ class PoolEvent(StrEnum):
     """Reasons of Events about a NodePool, beside those of `ClaimEvent` and `PoolReason`."""
 
     LIMIT_REACHED = "LimitReached"
+    BUDGET_THRESHOLD = "BudgetThreshold"
 
 
 MACHINES_KNOWN_CONDITION: Final = "nebula.inftyai.com/MachinesKnown"

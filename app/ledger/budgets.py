@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from app.api.nodepool import Budget as PoolBudget
 from app.api.nodepool import BudgetAction
 from app.api.quantities import usd
+from app.api.reasons import PoolEvent
 from app.kube import paths
 from app.kube.cache import Cache
 from app.kube.client import Kube, Obj
@@ -87,7 +88,7 @@ class Budgets:
         log.warning("budget threshold", budget=each.name, threshold=threshold, action=each.action)
         pool = self.pools.get("", each.pool) if each.pool else None
         if pool is not None:
-            self.events.note(pool, type="Warning", reason="BudgetThreshold", message=said)
+            self.events.note(pool, type="Warning", reason=PoolEvent.BUDGET_THRESHOLD, message=said)
 
     async def _drain(self, each: Status) -> None:
         for claim in self._claims_of(each):
