@@ -191,12 +191,12 @@ def test_what_an_exited_machine_still_costs_is_not_shown_as_its_price():
 def test_a_pool_with_a_field_that_would_be_ignored_is_not_supported():
     pool = {
         "metadata": {"generation": 3},
-        "spec": {"providers": [{"name": "modal"}], "budget": {"amount": "5"}},
+        "spec": {"providers": [{"name": "modal"}], "egress": {"mode": "Blocked"}},
     }
     status = pool_status(pool, [], provider_names=frozenset({"modal"}), now=NOW)
 
     assert said(status) == {"Ready": ("False", "NotSupported")}
-    assert "spec.budget" in status["conditions"][0]["message"]
+    assert "spec.egress.mode" in status["conditions"][0]["message"]
 
 
 @pytest.mark.behaviour(309)
