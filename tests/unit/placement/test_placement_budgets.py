@@ -47,6 +47,7 @@ def test_a_budget_with_room_changes_nothing():
     assert tiers_left(a_budget()) == {Tier.SPOT, Tier.ON_DEMAND}
 
 
+@pytest.mark.behaviour(404)
 @pytest.mark.parametrize("spent", ["100", "101", "99.99"])
 def test_a_spent_budget_refuses_every_tier_and_says_how_much_is_left(spent: str):
     places = places_of(a_budget(spent_usd=Decimal(spent)))
