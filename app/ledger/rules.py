@@ -351,7 +351,8 @@ def _waived(
     if facts.end_reason != EndReason.PREEMPTED.value or not rule.reclaim_free_s:
         return
     started = next((each.at for each in facts.timeline if each.phase is Phase.RUNNING), None)
-    over = next((each.at for each in facts.timeline if each.phase is Phase.STOPPED), facts.end)
+    # The last stop: a workload that was started again on its machine has stopped before.
+    over = next((each.at for each in reversed(facts.timeline) if each.phase is Phase.STOPPED), facts.end)
     assert over is not None  # asked only of runs that are over
     if started is not None and seconds(started, over) >= rule.reclaim_free_s:
         return

@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from app.ledger.rules import Facts, Moment, Phase, Source, Tariff, derive, dollars, product, total
@@ -78,6 +78,15 @@ STEPS = st.lists(
     unit_s=st.sampled_from([0, 1, 60, 3600]),
     minimum_s=st.sampled_from([0, 60, 600]),
     free_s=st.sampled_from([0, 3600]),
+)
+@example(  # started again, and reclaimed an hour after it first ran: nothing is waived
+    steps=[(1, "exit", Decimal(0)), (1, "restart", Decimal(0)), (3_599_999_998, "preempt", Decimal(0))],
+    states=("booting", "running"),
+    boot_us=0,
+    end_us=0,
+    unit_s=0,
+    minimum_s=0,
+    free_s=3600,
 )
 @settings(max_examples=120, deadline=None)
 def test_the_ledger_equals_the_meter_of_the_cloud(
