@@ -14,6 +14,7 @@ import functools
 import importlib.metadata
 import os
 import random
+import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import datetime
@@ -434,6 +435,8 @@ def _patience_s(header: str | None) -> float:
 def _text(error: BaseException) -> str:
     if isinstance(error, aiohttp.ClientConnectorError):  # its own words tell of our TLS objects
         cause = error.os_error
+        if isinstance(cause, ssl.SSLError):  # whose number is none of the operating system's
+            return f"cannot connect to {error.host}:{error.port}: {cause}"
         known = isinstance(cause.errno, int) and cause.errno > 0
         why = os.strerror(cause.errno) if known and cause.errno else cause.strerror or str(cause)
         return f"cannot connect to {error.host}:{error.port}: {why}"

@@ -343,12 +343,16 @@ class Election:
         self._term = None
         if not held:
             return
-        spec = self._record() | _kept(self._lease) | {"holderIdentity": "", "leaseDurationSeconds": 1}
+        free = {"holderIdentity": "", "leaseDurationSeconds": 1}
         try:
             async with asyncio.timeout(min(5.0, self._deadline_s)):
-                await self._write(spec)
+                try:
+                    await self._write(self._record() | _kept(self._lease) | free)
+                except Conflict:  # by a renewal that was cut off, or by a person
+                    await self._read_again(term)
+                    await self._write(self._record() | _kept(self._lease) | free)
             log.info("leadership released", epoch=term.epoch)
-        except (KubeError, TimeoutError) as error:
+        except (KubeError, TermOver, TimeoutError) as error:
             log.warning("lease not released", error=f"{type(error).__name__}: {error}")
 
     def _record(self) -> Obj:

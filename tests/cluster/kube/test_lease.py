@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from app.api import keys
 from app.kube import lease, paths
 from app.kube.client import Kube
 from app.kube.lease import EPOCH, Election, Term, TermOver
@@ -277,6 +278,19 @@ async def test_a_failure_of_the_duties_releases_and_is_raised(kube: Kube, namesp
 
     with pytest.raises(RuntimeError, match="a bug"):
         await election.run(lead)
+
+    assert (await held(kube, namespace))["spec"].get("holderIdentity") in (None, "")
+
+
+async def test_a_lease_that_was_written_meanwhile_is_released_all_the_same(kube: Kube, namespace):
+    """As after a renewal that was cut off by the end: written, and its new version never heard of."""
+    election = Election(kube, namespace=namespace, identity="a")
+
+    async def lead(term: Term) -> None:
+        path = paths.lease(namespace, keys.LEASE_NAME)
+        await kube.patch(path, {"metadata": {"labels": {"seen": "by-a-person"}}}, kind="merge")
+
+    await election.run(lead)
 
     assert (await held(kube, namespace))["spec"].get("holderIdentity") in (None, "")
 
