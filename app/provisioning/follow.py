@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from app.inventory.accounts import Account
 from app.inventory.identity import Identity, parse
 from app.inventory.rounds import Judged, Known, Place
-from app.provisioning.core import Core, run_facts
+from app.provisioning.core import Core, run_facts, terminate_fact
 from app.provisioning.lives import Life, claim_from_columns
 from app.provisioning.model import ClaimPort, ClaimSpec, ClaimUnreadable, Release, Released
 from app.store import rentals, seen
@@ -228,6 +228,7 @@ class Follower:
         if extra.machine.exists and (asked is None or core.clock() - asked > core.settings.backoff_max_s):
             if await core.terminate(life, account, extra.ref) is not None:
                 life.terminated[resource_id] = core.clock()
+                core.facts.put_nowait(terminate_fact(extra.ref))
             return
         if asked is not None and await self._proven_gone(account, extra.ref, after=asked, later=asked):
             self._gone(life, extra.ref)
@@ -254,8 +255,8 @@ class Follower:
     async def _proven_gone(self, account: Account, ref: Ref, *, after: float, later: float) -> bool:
         core = self._core
         place = core.inventory.place(account.key, ref.region)
-        if place is None:
-            return False
+        if place is None or core.wrong_account(account) is not None:
+            return False  # another account's get would know nothing of it
         earlier = core.inventory.two_complete(place, first_after=after, later_after=later)
         known = core.inventory.known(ref)
         if earlier is None or (known is not None and known.machine.exists and known.shown_at >= earlier):
@@ -315,6 +316,7 @@ class Follower:
                     if loaded != epoch:
                         await self._load()
                         loaded = epoch
+                    await self._confirm_accounts()
                     await self._keep_all()
                     await self._close_strays()
             except StoreUnavailable as error:
@@ -365,6 +367,22 @@ class Follower:
             if row.state != "live" or not row.running:
                 core.inventory.stir(life.key, row.claim_uid)
 
+    async def _confirm_accounts(self) -> None:
+        """Ask the rows again where a credential is for another account than they told.
+
+        Once the last machine there is gone, a credential of another account may be used like any other.
+        """
+        core, held = self._core, self._core.recorded_accounts
+        wrong = [account.key for account in core.accounts if core.wrong_account(account) is not None]
+        if held is None or not wrong:
+            return
+        before = {key: held.get(key) for key in wrong}
+        async with begin(core.engine) as conn:
+            found = await rentals.open_run_accounts(conn)
+        for key in wrong:
+            if held.get(key) is before[key]:  # nothing was recorded there meanwhile
+                held[key] = found.get(key, frozenset())
+
     def _restore(self, row: Recorded) -> Life:
         core = self._core
         life = core.lives.get(row.claim_uid) or core.life(claim_from_columns(dict(row.values)))
@@ -399,6 +417,8 @@ class Follower:
                 region=stray.region,
                 resource_id=stray.resource_id,
             )
+            if (known := core.inventory.known(ref)) is not None and known.machine.exists:
+                continue  # it is shown
             try:
                 machine = await core.get(account, ref)
             except ProviderError as error:

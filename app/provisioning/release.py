@@ -146,6 +146,8 @@ class Releaser:
         place = core.inventory.place(claim.key, claim.region)
         if place is None or not there <= life.terminated.keys():
             return None
+        if any(self._without_effect(life, known.ref) for known in core.machines(life)):
+            return None  # no list need be whole for that
         since = max([parted.at if life.look_from is None else life.look_from, *life.terminated.values()])
         if core.inventory.two_complete(place, first_after=since, later_after=since) is not None:
             return None

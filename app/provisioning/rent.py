@@ -65,11 +65,13 @@ log = structlog.get_logger()
 class _Call:
     """What one call of `ensure` works with. ``live`` is the claim as read after ``epoch`` was known.
 
-    ``workload`` None: the caller cannot say what to run at the moment, so nothing is sent.
+    ``workload`` None: the caller cannot say what to run at the moment, so nothing is sent. ``account_id`` is
+    the cloud's own id of the account that all was judged by: a new credential may bring another meanwhile.
     """
 
     life: Life
     account: Account
+    account_id: str
     workload: Workload | None
     live: LiveClaim
     port: ClaimPort
@@ -141,7 +143,14 @@ class Renter:
         if live is None or live.deleting:
             return Over()
         call = _Call(
-            life=life, account=account, workload=workload, live=live, port=port, policy=policy, epoch=epoch
+            life=life,
+            account=account,
+            account_id=account.account_id,
+            workload=workload,
+            live=live,
+            port=port,
+            policy=policy,
+            epoch=epoch,
         )
         rows = await core.believe(claim, rows, live, epoch=epoch)
         if (wrong := core.marked_elsewhere(account, rows, live)) is not None:
@@ -331,7 +340,7 @@ class Renter:
         return await self._refuse_unsent(call, pins.kind, hide(pins.message), scope=pins.scope)
 
     async def _mark(self, call: _Call, sequence: int, send_by: datetime) -> bool:
-        mark = Mark(sequence=sequence, send_by=send_by, account_id=call.account.account_id)
+        mark = Mark(sequence=sequence, send_by=send_by, account_id=call.account_id)
         reach("mark.before")
         try:
             await call.port.mark(call.claim, mark, live=call.live)
@@ -348,7 +357,8 @@ class Renter:
             allowed = await rentals.fence(conn, call.claim.uid, number=attempt.number, epoch=call.epoch)
         reach("fence.after")
         in_time = core.clock() < began + core.settings.send_window_s
-        return allowed and in_time and core.epoch() == call.epoch
+        marked = call.account.account_id == call.account_id  # or the machine would be looked for elsewhere
+        return allowed and in_time and marked and core.epoch() == call.epoch
 
     async def _unsent(self, call: _Call, attempt: Attempt) -> None:
         """Only the coroutine that would have sent it may say so."""

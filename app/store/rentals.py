@@ -503,12 +503,16 @@ _STRAYS = text("""
         extract(epoch from clock_timestamp() - coalesce(
             run.accepted_at, run.first_seen_at, run.requested_at, clock_timestamp()))::float8 as age_s
     from run left join rental r on r.claim_uid = run.claim_uid
-    where run.gone_at is null and (r.claim_uid is null or r.state = 'ended')
+    where run.gone_at is null and (r.claim_uid is null or r.state = 'ended'
+        or (r.state = 'live' and r.resource_id <> run.resource_id))
 """)
 
 
 async def stray_runs(conn: AsyncConnection) -> list[StrayRun]:
-    """Runs that a former leader wrote down after the claim's end, or whose rental a restore has lost."""
+    """Runs that a former leader wrote down after the claim's end, or whose rental a restore has lost.
+
+    And extras of rentals that live on: a former leader may have asked for their end and not lived to see it.
+    """
     return [StrayRun(**row) for row in (await conn.execute(_STRAYS)).mappings()]
 
 

@@ -99,6 +99,27 @@ async def test_a_run_of_an_ended_rental_or_of_none_is_stray_until_it_has_its_end
         assert await rentals.stray_runs(conn) == []
 
 
+async def test_an_extra_of_a_rental_that_lives_on_is_stray_and_its_own_machine_is_not(engine: AsyncEngine):
+    """A leader that died may have asked for its end: else it would be billed as long as the rental."""
+    async with begin(engine) as conn:
+        epoch = await an_attempt(conn)
+        for resource_id in ("m-1", "m-2"):
+            facts = RunFacts(
+                attempt=1,
+                resource_id=ResourceId(resource_id),
+                region="r1",
+                account_id="acct",
+                meters=(),
+                usd_per_hour=Decimal(4),
+                accepted=False,
+                seen=True,
+                provider_created_at=None,
+            )
+            await rentals.record(conn, CLAIM, facts, outcome="found", epoch=epoch)
+
+        assert [stray.resource_id for stray in await rentals.stray_runs(conn)] == ["m-2"]
+
+
 async def test_a_marked_attempt_takes_the_place_of_an_older_one_of_its_number(engine: AsyncEngine):
     """Numbers are given out again after a restore: what was settled then says nothing of the newer one."""
     async with begin(engine) as conn:

@@ -5,8 +5,9 @@ import asyncio
 from sqlalchemy import text
 
 from app.kube import paths
-from app.provisioning.model import Releasing, Rented, Waiting, Why
-from tests.cluster.provisioning.conftest import Bench
+from app.kube.claims import ClaimDoor
+from app.provisioning.model import ClaimSpec, LiveClaim, Mark, Releasing, Rented, Waiting, Why
+from tests.cluster.provisioning.conftest import POLICY, WORKLOAD, Bench
 
 
 async def test_a_credential_of_another_account_rents_nothing_and_ends_nothing(bench: Bench):
@@ -32,6 +33,59 @@ async def test_a_credential_of_another_account_rents_nothing_and_ends_nothing(be
     async with bench.running():
         await bench.release(old)
         assert await bench.cloud.alive() == []
+
+
+async def test_a_credential_of_another_account_rents_once_nothing_is_left_in_the_former(bench: Bench):
+    """In the very term in which the former one was used."""
+    async with bench.running():
+        old = await bench.claim()
+        await bench.rented(old)
+        account = bench.accounts.get(old.key)
+        assert account is not None
+        await bench.release(old)
+
+        await bench.cloud.add_fault("foreign", unlimited=True)
+        account.account_id = await account.provider.account()
+
+        await bench.rented(await bench.claim())
+
+
+async def test_a_credential_that_comes_between_the_mark_and_the_send_stops_the_send(bench: Bench):
+    """Else the machine would be in one account, and be looked for in the one that the mark names."""
+    async with bench.running():
+        claim = await bench.claim()
+        account = bench.accounts.get(claim.key)
+        assert account is not None
+
+        class Door(ClaimDoor):
+            async def mark(self, claim: ClaimSpec, mark: Mark, *, live: LiveClaim) -> None:
+                await super().mark(claim, mark, live=live)
+                account.account_id = "another"
+
+        door = Door(bench.kube.room("test"))
+        outcome = await bench.provisioning.ensure(claim, WORKLOAD, port=door, policy=POLICY)
+
+        assert isinstance(outcome, Waiting)
+        assert await bench.cloud.creates() == {}
+        assert (await bench.row("select outcome from provision_attempt")).outcome == "unsent"
+
+
+async def test_an_extra_whose_end_a_former_leader_did_not_live_to_see_is_billed_to_its_end(bench: Bench):
+    async with bench.running():
+        claim = await bench.claim()
+        await bench.rented(claim)
+        name = (await bench.row("select identity from provision_attempt")).identity
+        await bench.cloud.plant(name=name, region="r1")
+        extra = await bench.until_row("select * from run where extra and gone_at is not null")
+        assert extra.terminate_asked_at is not None
+    async with bench.engine.begin() as conn:
+        await conn.execute(text("update run set gone_at = null where extra"))
+
+    async with bench.running():
+        await bench.until_row("select 1 from run where extra and gone_at is not null")
+
+        assert (await bench.row("select count(*) as n from run where gone_at is null")).n == 1
+        assert (await bench.row("select state from rental")).state == "live"
 
 
 async def test_without_a_store_an_id_written_by_hand_ends_nobody_elses_machine(bench: Bench):
