@@ -42,6 +42,7 @@ from app.provisioning.service import Provisioning
 from app.settings import Settings
 from app.store.engine import StoreUnavailable, begin, engine_of
 from app.store.installation import (
+    cluster_of,
     epoch_of,
     get_or_create,
     hold,
@@ -73,8 +74,8 @@ class Store:
     """Whether the schema is there, and the database this installation's. Shared by all parts of a replica.
 
     ``migrated``: it is ours, and usable. ``stranger`` says why the database is not ours: then this replica is
-    not ready. ``foreign``: it is another installation's, and this replica takes no duties. ``candid``: it is
-    not; also set when the database could not be asked, since most duties go on without one.
+    not ready. ``foreign``: it is another installation's or cluster's, and this replica takes no duties.
+    ``candid``: it is not; also set when the database could not be asked, since most duties go on without one.
     """
 
     def __init__(self) -> None:
@@ -131,6 +132,7 @@ class Replica:
         self._offerings = Offerings()
         self._store = Store()
         self._leading = False
+        self._cluster_uid: str | None = None
         self._elected = asyncio.Event()  # an empty database waits for it
         self._stop = asyncio.Event()
 
@@ -223,6 +225,7 @@ class Replica:
         """Migrate, compare ids, and from then on watch whether the store answers."""
         settings, store, wait_s = self._settings, self._store, self._settings.backoff_base_s
         while True:
+            first: str | None = None
             try:
                 recorded = await self._recorded(engine)
                 if recorded is None:
@@ -231,6 +234,8 @@ class Replica:
                     await migrate(settings.direct_database_url or settings.database_url or "")
                 if recorded is None and self._leading:
                     recorded = await self._take_into_use(engine, installation)
+                if recorded == installation:
+                    first = await self._copied_from(engine)
             except (StoreUnavailable, KubeError) as error:
                 _say_trouble(store, str(error)[:256])
                 if not store.foreign.is_set():
@@ -242,8 +247,8 @@ class Replica:
                 _say_trouble(store, str(error))
                 await asyncio.sleep(settings.backoff_max_s)
                 continue
-            store.judge(foreign=recorded not in (None, installation))
-            if recorded == installation:
+            store.judge(foreign=recorded not in (None, installation) or first is not None)
+            if recorded == installation and first is None:
                 store.stranger = None
                 _say_trouble(store, None)
                 store.migrated.set()
@@ -253,6 +258,10 @@ class Replica:
             store.stranger = (
                 "the database knows no installation: whoever leads makes it this one's"
                 if recorded is None
+                else f"the database belongs to cluster {first}, and this is a copy of it: this replica takes"
+                " no duties, nothing is rented and nothing destroyed from here; if that cluster is no more:"
+                " nebula hold release --yes"
+                if first is not None
                 else f"the database is of installation {recorded}, the cluster's Secret says {installation}:"
                 " this replica takes no duties, nothing is rented and nothing destroyed from here; give it"
                 " this installation's --database-url"
@@ -276,6 +285,26 @@ class Replica:
             if error.sqlstate == "42P01":  # there are no tables
                 return None
             raise
+
+    async def _copied_from(self, engine: AsyncEngine) -> str | None:
+        """The uid of the cluster that our database is of, if that is not this one; sweeps are held then.
+
+        Its Secret and its database were copied, and maybe not its claims: rentals would be released for the
+        want of them, whose machines serve the first cluster. An API server that does not tell says nothing.
+        """
+        try:
+            if self._cluster_uid is None:
+                found = await self._kube.get(paths.namespace("kube-system"))
+                self._cluster_uid = str(found["metadata"]["uid"])
+        except KubeError as error:
+            log.warning("which cluster this is cannot be told", error=str(error)[:256])
+            return None
+        async with begin(engine) as conn:
+            first = await cluster_of(conn)
+            if first is None or first == self._cluster_uid:
+                return None
+            await hold(conn, f"this is cluster {self._cluster_uid}, the store is of cluster {first}: a copy?")
+        return first
 
     async def _take_into_use(self, engine: AsyncEngine, installation: str) -> str:
         """Give an empty database our id, and return the one that it has then. For the leader alone: a replica

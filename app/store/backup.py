@@ -68,8 +68,9 @@ async def backup(url: str, file: Path) -> Copied:
     dump = _tool("pg_dump", about.server_major)
     part = file.with_name(file.name + ".part")
     try:
+        part.unlink(missing_ok=True)
+        part.touch(mode=0o600, exist_ok=False)  # nobody else may read it while it grows, either
         _run([dump, "--format=custom", "--no-owner", "--no-privileges", f"--file={part}"], url)
-        part.chmod(0o600)
         part.rename(file)
     finally:
         part.unlink(missing_ok=True)

@@ -181,6 +181,21 @@ async def protect(
             await note(conn, row["id"], "protected", by=by, detail=detail)
 
 
+async def is_protected(
+    conn: AsyncConnection, provider: str, account: str, resource_ids: Sequence[str]
+) -> bool:
+    """Whether somebody's word keeps it now; ``resource_ids``: the names that a protection may give it."""
+    query = text("""
+        select exists (select from (
+            select distinct on (resource_id) until from protection
+            where provider = :provider and account = :account and resource_id = any(:ids)
+            order by resource_id, id desc
+        ) newest where until > clock_timestamp())
+    """)
+    values = {"provider": provider, "account": account, "ids": list(resource_ids)}
+    return bool((await conn.execute(query, values)).scalar_one())
+
+
 async def open_of(conn: AsyncConnection, resource_id: str) -> list[RowMapping]:
     """The open findings about one machine."""
     query = text("select * from orphan_finding where resource_id = :id and resolved_at is null order by id")

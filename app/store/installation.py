@@ -138,6 +138,12 @@ async def bind_cluster(conn: AsyncConnection, cluster_uid: str) -> str | None:
     return found if found not in (None, cluster_uid) else None
 
 
+async def cluster_of(conn: AsyncConnection) -> str | None:
+    """The uid of the cluster that this store belongs to; None: of none yet, or a person has confirmed."""
+    found: str | None = (await conn.execute(select(_table.c.cluster_uid))).scalar_one_or_none()
+    return found
+
+
 async def held(conn: AsyncConnection) -> Hold | None:
     """What waits for a person, None if nothing does.
 

@@ -121,7 +121,8 @@ def _finding(part: Part, facts: Facts, *, why: str, uid: ClaimUid | None) -> Fin
         by=By.SWEEP,
         next=Next.REPORT,
         since=since,
-        counted_from=since,
+        # What claims share may be old and only now without a use: its grace begins when that is first seen.
+        counted_from=since if uid is not None else first,
         provider_created_at=said,
         usd_per_hour=usd,
         cost_so_far=cost_so_far(usd, since=since, now=facts.now),

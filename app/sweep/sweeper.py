@@ -267,7 +267,9 @@ class Sweeper:
                     return await self._end(one, written.ids[one.key])
                 except StoreUnavailable as error:
                     log.info("not ended: the store is away", key=one.key, error=str(error)[:256])
-                    return False
+                except Exception:  # of one machine: the others' ends go on
+                    log.exception("an end failed", key=one.key)
+                return False
 
         async with asyncio.TaskGroup() as ends:
             tasks = [ends.create_task(end(one)) for one in findings if one.next is Next.TERMINATE]
@@ -286,6 +288,9 @@ class Sweeper:
     async def _end(self, one: Finding, finding_id: int) -> bool:
         """End one machine, or drop one part. The intent is on record before anything is asked."""
         async with begin(self._engine) as conn:
+            # The sweep has read its rows before, maybe long before: a sweep over many takes a while.
+            if await rows.is_protected(conn, one.provider, one.account, _names(one)):
+                return False
             await rows.executing(conn, finding_id, detail={"identity": one.raw_identity})
         try:
             if one.kind is Kind.LEFTOVER_PART:
@@ -321,11 +326,27 @@ class Sweeper:
                 return f"refused: sweeps are held: {why.reason}"
         if one.claim_uid is not None and await self._door.find(one.claim_uid):
             return "refused: its claim exists"
+        if one.claim_uid is None and part.in_use is not False and await self._busy(account.key):
+            return "refused: a claim of the account has come, which may want it"
         await account.budget.take(Urgency.TERMINATE)
+        if not self._leadership.valid():
+            return "refused: we do not lead"
         async with asyncio.timeout(account.call_timeout_s):
             answer = await account.provider.drop_part(part)
         self._parts_at.pop(account.key, None)
         return f"begun: {answer.value}"
+
+    async def _busy(self, key: AccountKey) -> bool:
+        """Whether any claim of the account exists, by a live list."""
+        try:
+            async for page in self._kube.list_pages(paths.nodeclaims()):
+                for item in page["items"]:
+                    spec = item["spec"]
+                    if (spec["provider"], spec.get("account") or keys.DEFAULT_ACCOUNT) == key:
+                        return True
+        except KubeError as error:
+            raise ClaimUnreadable(f"NodeClaims: {error}") from error
+        return False
 
     def _part(self, one: Finding) -> Part | None:
         lists = self._parts.get((one.provider, one.account), ())
@@ -395,3 +416,9 @@ class Sweeper:
             about.append(ObjectRef(api_version="v1", kind="Node", name=node, uid=node))
         for each in about:
             self._events.note(each, type="Warning", reason="OrphanEnded", message=text)
+
+
+def _names(one: Finding) -> list[str]:
+    """What a protection may call it: a part by its kind and id, or by its id alone."""
+    name = one.resource_id or ""
+    return [name, name.partition("/")[2]] if one.kind is Kind.LEFTOVER_PART else [name]

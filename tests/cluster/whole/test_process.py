@@ -13,6 +13,7 @@ from sqlalchemy import text
 from app.api import keys
 from app.store.devserver import DevPostgres
 from app.store.engine import create_engine
+from app.store.installation import release_hold
 from hack.cluster import Cluster
 from tests.cluster.whole.conftest import running
 from tests.cluster.whole.owners_world import Owners
@@ -114,6 +115,38 @@ async def test_with_the_database_of_another_installation_nothing_is_rented_and_n
         await owners.until(lambda pods: [pod["metadata"]["name"] for pod in pods] == ["two"])
         await owners.ready(1)
         await once.until(lambda truth: [m["state"] for m in truth["machines"]].count("gone") == 1)
+    finally:
+        await engine.dispose()
+
+
+async def test_orphans_09_in_a_copy_of_the_cluster_without_its_claims_nothing_is_destroyed_until_confirmed(
+    alone: tuple[Owners, str],
+):
+    """The Secret and the database were copied, the claims not: no rental is released for the want of them."""
+    owners, url = alone
+    await owners.kubectl("create", "-f", "-", stdin=_pod("one"))
+    await owners.ready(1)
+    engine = create_engine(url)
+    try:
+        async with engine.begin() as conn:
+            await conn.execute(text("update installation set cluster_uid = 'the-first-cluster'"))
+        async with asyncio.timeout(30):
+            while "the-first-cluster" not in (await _ask(owners, "/readyz"))[1]:
+                await asyncio.sleep(0.1)
+        claim = (await owners.kubectl("get", "nodeclaims", "-o", "name")).strip()
+        patch = '{"metadata":{"finalizers":null}}'
+        await owners.kubectl("patch", claim, "--type=merge", "-p", patch)
+        await owners.kubectl("delete", claim)
+        await owners.kubectl("delete", "pod", "one", "--force", "--grace-period=0")
+        once = owners.clouds["once"]
+        before = (await once.truth())["calls"]["offers"]  # which every replica asks for, whatever its duties
+        await once.until(lambda truth: truth["calls"]["offers"] > before + 5, what="further rounds")
+
+        assert len(await once.alive()) == 1
+
+        async with engine.begin() as conn:
+            assert await release_hold(conn)
+        await once.until(lambda truth: [m["state"] for m in truth["machines"]] == ["gone"])
     finally:
         await engine.dispose()
 

@@ -34,11 +34,15 @@ def a_part(kind: PartKind = PartKind.KEY, identity: str | None = OWN, **more: An
     return Part(**({"ref": ref, "kind": kind, "identity": identity, "created_at": NOON - DAYS} | more))
 
 
-def judged(part: Part, found: Facts | None = None, *, unknown: str | None = None) -> tuple[Finding, ...]:
-    """At the second sight."""
+def judged(
+    part: Part, found: Facts | None = None, *, unknown: str | None = None, unused: timedelta = DAYS
+) -> tuple[Finding, ...]:
+    """At the second sight, the first ``unused`` ago."""
     known = found or facts()
     lists = [PartList(key=KEY, region="r1", parts=(part,), unknown=unknown)]
-    return judge_parts(replace(known, memory=seen_before(*judge_parts(known, lists))), lists)
+    before = seen_before(*judge_parts(known, lists)).items()
+    memory = {key: replace(one, first_seen_at=NOON - unused) for key, one in before}
+    return judge_parts(replace(known, memory=memory), lists)
 
 
 @pytest.mark.parametrize(
@@ -86,6 +90,18 @@ def test_a_part_has_a_grace_of_its_own_and_wants_a_whole_list():
     (unlisted,) = judged(a_part(), unknown="429")
 
     assert (young.blocked_by, unlisted.blocked_by) == ("grace", "list")
+
+
+@pytest.mark.parametrize("in_use", [False, None])
+def test_the_grace_of_a_shared_part_begins_when_it_is_first_seen_unused_however_old_it_is(
+    in_use: bool | None,
+):
+    """Else the login of every account that is idle for two sweeps would go, and somebody may just want it."""
+    old = a_part(PartKind.REGISTRY_LOGIN, SHARED, in_use=in_use)
+
+    (finding,) = judged(old, unused=timedelta(minutes=10))
+
+    assert (finding.next, finding.blocked_by) == (Next.WAIT, "grace")
 
 
 def test_a_shared_parts_name_is_read_exactly():
