@@ -10,6 +10,7 @@ The password never stands in an argument, where others on the machine could read
 
 import os
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,7 +22,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.store.devbinaries import embedded, installed
 from app.store.engine import APPLICATION_NAME, connect, create_direct_engine, normalise
-from app.store.installation import get, hold
+from app.store.installation import id_of
 
 ABOVE = 1_000_000  # how far the next attempt's number is above the backup's last one
 TIMEOUT_S = 3600.0
@@ -83,9 +84,9 @@ async def restore(url: str, file: Path, *, by: str) -> Copied:
     Whatever the database has now is replaced, in one transaction: it is the old state, or the restored one.
 
     Raises:
-        NoTools, BackupFailed, StoreInUse: see there; the database is as it was.
+        NoTools, BackupFailed, StoreInUse: see there; the database is as it was. So is it with a file that
+            holds no installation.
         StoreUnavailable: the database cannot be used.
-        LookupError: the file holds no installation.
     """
     engine = create_direct_engine(url, lock_timeout_s=10)
     try:
@@ -95,14 +96,10 @@ async def restore(url: str, file: Path, *, by: str) -> Copied:
                 raise StoreInUse(
                     f"{others} sessions of Nebula use this database: stop the controllers (scale to 0) first"
                 )
-        tool = _tool("pg_restore", major)
-        _run([tool, "--list", str(file)], None)
-        arguments = ["--clean", "--if-exists", "--single-transaction", "--no-owner", "--no-privileges"]
-        _run([tool, *arguments, "--exit-on-error", str(file)], url)
-        async with engine.begin() as conn:
-            about = await _about(conn)
-            await _set_fence(conn, about, by=by)
-            return _copied(file, about)
+        with tempfile.TemporaryDirectory(prefix="nebula-restore-") as folder:
+            _replay(file, Path(folder), url, server_major=major, by=by)
+        async with connect(engine) as conn:
+            return _copied(file, await _about(conn))
     finally:
         await engine.dispose()
 
@@ -118,11 +115,73 @@ def _copied(file: Path, about: "_About") -> Copied:
     )
 
 
-async def _set_fence(conn: AsyncConnection, about: "_About", *, by: str) -> None:
-    raised = text("select setval('attempt_sequence', :number)")
-    await conn.execute(raised, {"number": about.last_sequence + ABOVE})
-    await conn.execute(text("update installation set epoch = epoch + :above"), {"above": ABOVE})
-    await hold(conn, f"the store was restored by {by} at {about.now:%Y-%m-%d %H:%M} UTC")
+def _replay(file: Path, folder: Path, url: str, *, server_major: int, by: str) -> None:
+    """Drop what is there, make what the file holds, and set the fence: one transaction, the fence in it."""
+    script, before, after = folder / "store.sql", folder / "before.sql", folder / "after.sql"
+    options = ["--clean", "--if-exists", "--no-owner", "--no-privileges", f"--file={script}"]
+    _run([_tool("pg_restore", server_major), *options, str(file)], None)  # whole, before anything is dropped
+    before.write_text(_BEFORE.format(tables=", ".join(f"'{name}'" for name in _tables())))
+    after.write_text(_FENCE)
+    how = ["--no-psqlrc", "--quiet", "--output=/dev/null", "--single-transaction", "--set=ON_ERROR_STOP=1"]
+    how += [f"--set=by={by}", f"--set=above={ABOVE}"]
+    how += [f"--file={each}" for each in (before, script, after)]
+    _run([_tool("psql", server_major), *how], url)
+
+
+def _tables() -> list[str]:
+    """All tables of this code: those that the file does not know are from after it, and would stay."""
+    from app.store import drift
+    from app.store.tables import Base
+
+    assert drift.TABLE_MODULES  # every module of tables is there
+    return [table.name for table in Base.metadata.sorted_tables]
+
+
+# Views first, since tables cannot go while views read them; those of extensions are not ours. Functions of
+# tables' triggers are in their migrations, too.
+_BEFORE = """
+do $$
+declare
+    one text;
+    tables text[] := array[{tables}];
+    functions text[];
+begin
+    for one in select quote_ident(relname) from pg_class
+        where relkind = 'v' and relnamespace = current_schema()::regnamespace
+            and not exists (select from pg_depend d where d.objid = pg_class.oid and d.deptype = 'e')
+    loop
+        execute format('drop view if exists %s cascade', one);
+    end loop;
+    functions := array(select distinct p.oid::regprocedure::text
+        from pg_trigger t join pg_proc p on p.oid = t.tgfoid
+        where not t.tgisinternal and p.pronamespace = current_schema()::regnamespace
+            and t.tgrelid in (select to_regclass(name) from unnest(tables) name));
+    foreach one in array tables loop
+        execute format('drop table if exists %I cascade', one);
+    end loop;
+    foreach one in array functions loop
+        execute format('drop function if exists %s', one);
+    end loop;
+end
+$$;
+"""
+# The file's script leaves no search path behind.
+_FENCE = """
+reset search_path;
+do $$
+begin
+    if not exists (select from installation) then
+        raise exception 'there is no installation in it: no controller has run with it';
+    end if;
+end
+$$;
+select setval('attempt_sequence', :above + greatest((select last_value from attempt_sequence),
+    (select coalesce(max(sequence), 0) from provision_attempt)));
+update installation set epoch = epoch + :above,
+    held_since = coalesce(held_since, clock_timestamp()),
+    held_reason = coalesce(held_reason, format('the store was restored by %s at %s UTC', :'by',
+        to_char(clock_timestamp() at time zone 'UTC', 'YYYY-MM-DD HH24:MI')));
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +194,7 @@ class _About:
 
 
 async def _about(conn: AsyncConnection) -> _About:
-    found = await get(conn)
+    found = await id_of(conn)  # which can be read whatever revision it is of
     if found is None:
         raise LookupError("there is no installation in it: no controller has run with it")
     query = text("""
@@ -145,7 +204,7 @@ async def _about(conn: AsyncConnection) -> _About:
     """)
     row = (await conn.execute(query)).one()
     return _About(
-        installation=found.id,
+        installation=found,
         revision=row.revision,
         last_sequence=row.last_sequence,
         now=row.now,

@@ -5,12 +5,13 @@ import os
 from pathlib import Path
 
 import pytest
+from alembic import command
 from click.testing import CliRunner, Result
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from app.cli import main
-from app.store import blocks
+from app.store import blocks, migrate
 from app.store.backup import ABOVE
 from app.store.blocks import Cause, Scope
 from app.store.engine import begin
@@ -68,6 +69,32 @@ async def test_a_restore_brings_the_old_rows_back_and_sets_the_fence(
     assert found.epoch >= ABOVE
     assert found.hold is not None
     assert found.hold.reason.startswith("the store was restored by ada")
+
+
+@pytest.mark.usefixtures("_installed")
+async def test_a_backup_from_before_an_upgrade_can_be_restored_and_upgraded_again(
+    engine: AsyncEngine, database_url: str, tmp_path: Path
+):
+    """Tables, functions and views that came since would stop the restore, or the next migration."""
+    query = text("select max(revision) from schema_revision")
+    async with begin(engine) as conn:
+        newest = (await conn.execute(query)).scalar_one()
+        await conn.run_sync(lambda sync: command.downgrade(migrate.config_for(sync), "0003"))
+    done = await nebula("backup", tmp_path / "store.dump", url=database_url)
+    assert done.exit_code == 0, done.output
+    await migrate.migrate(database_url)
+    await engine.dispose()
+
+    done = await nebula("restore", tmp_path / "store.dump", "--replace", url=database_url)
+
+    assert done.exit_code == 0, done.output
+    assert "revision 0003" in done.output
+    await migrate.migrate(database_url)
+    async with begin(engine) as conn:
+        found = await get(conn)
+        assert found is not None
+        assert found.hold is not None
+        assert (await conn.execute(query)).scalar_one() == newest
 
 
 @pytest.mark.usefixtures("_installed")
