@@ -2,7 +2,8 @@
 
 An open run's segments are replaced where they differ. A closed run's never are: what its facts or its price
 turned out to be later becomes one adjustment for each meter, so that reports before and after differ only by
-it, and a second arrival of the same news writes nothing.
+it, and a second arrival of the same news writes nothing. What a prepayment covers is corrected apart from
+what is billed; and once the cloud's own final bill was compared, that has the last word.
 """
 
 from collections.abc import Sequence
@@ -32,7 +33,8 @@ def changes_of(
     gone: Sequence[SegmentRow] = ()
     new: Sequence[SegmentRow] = ()
     if due.held.closed:
-        adjustments = _corrections(due, derived)
+        # What the cloud has billed is paid: a price that is set later must not be taken off once more.
+        adjustments = [] if due.held.billed else _corrections(due, derived)
     else:
         gpus = labels.accelerator_count
         wanted = [_row(each, gpus=gpus) for each in derived.segments]
@@ -41,7 +43,7 @@ def changes_of(
         new = [each for each in wanted if each not in held]
         adjustments = [
             AdjustmentRow(
-                key=f"run:{due.run.id}:{each.meter}:{each.kind.value}",
+                key=f"run:{due.run.id}:{each.meter}:{each.kind.value}" + _paid_by(each.commitment_id),
                 meter=each.meter,
                 phase=each.phase.value,
                 kind=each.kind.value,
@@ -50,6 +52,7 @@ def changes_of(
                 dollar_seconds=each.dollar_seconds,
                 list_dollar_seconds=each.list_dollar_seconds,
                 reason="the cloud's billing rule",
+                commitment_id=each.commitment_id,
             )
             for each in derived.adjustments
         ]
@@ -83,25 +86,28 @@ class _Sum:
 
 def _corrections(due: Due, derived: Derived) -> list[AdjustmentRow]:
     """What makes a closed run's sums those of the derivation."""
-    wanted: dict[str, _Sum] = {}
-    held: dict[str, _Sum] = {}
+    wanted: dict[tuple[str, int | None], _Sum] = {}
+    held: dict[tuple[str, int | None], _Sum] = {}
     for each in derived.segments:
         if each.end is not None:
-            wanted.setdefault(each.meter, _Sum()).add(seconds(each.start, each.end), each.dollar_seconds)
+            sum_ = wanted.setdefault((each.meter, each.commitment_id), _Sum())
+            sum_.add(seconds(each.start, each.end), each.dollar_seconds)
     for extra in derived.adjustments:
-        wanted.setdefault(extra.meter, _Sum()).add(extra.seconds, extra.dollar_seconds)
+        sum_ = wanted.setdefault((extra.meter, extra.commitment_id), _Sum())
+        sum_.add(extra.seconds, extra.dollar_seconds)
     for row in due.held.segments:
         if row.end is not None:
             length = seconds(row.start, row.end)
             amount = None if row.usd is None else product(row.quantity, row.usd, length)
-            held.setdefault(row.meter, _Sum()).add(length, amount)
-    for meter, (more_s, more) in due.held.adjusted.items():
-        held.setdefault(meter, _Sum()).add(more_s, more)
+            held.setdefault((row.meter, row.commitment_id), _Sum()).add(length, amount)
+    for paid, (more_s, more) in due.held.adjusted.items():
+        held.setdefault(paid, _Sum()).add(more_s, more)
     ends = [row.end for row in due.held.segments if row.end is not None]
     at = due.held.ended_at or max(ends, default=due.changed_at)
     found = []
-    for meter in sorted({*wanted, *held}):
-        before, after = held.get(meter, _Sum()), wanted.get(meter, _Sum())
+    for meter, commitment_id in sorted({*wanted, *held}, key=lambda each: (each[0], each[1] or 0)):
+        paid = (meter, commitment_id)
+        before, after = held.get(paid, _Sum()), wanted.get(paid, _Sum())
         more_s, amount = after.seconds - before.seconds, total([after.dollar_seconds, -before.dollar_seconds])
         if not more_s and not amount:
             continue
@@ -109,7 +115,7 @@ def _corrections(due: Due, derived: Derived) -> list[AdjustmentRow]:
         found.append(
             AdjustmentRow(
                 # The same news, heard by two leaders, is one row; the next news is another.
-                key=f"run:{due.run.id}:{meter}:{kind.value}:{due.held.adjustments}",
+                key=f"run:{due.run.id}:{meter}:{kind.value}:{due.held.adjustments}" + _paid_by(commitment_id),
                 meter=meter,
                 phase=next((row.phase for row in due.held.segments if row.meter == meter), ""),
                 kind=kind.value,
@@ -118,9 +124,14 @@ def _corrections(due: Due, derived: Derived) -> list[AdjustmentRow]:
                 dollar_seconds=amount if not (after.unpriced and not amount) else None,
                 list_dollar_seconds=None,
                 reason="a price that came late" if not more_s else "a time that came late",
+                commitment_id=commitment_id,
             )
         )
     return found
+
+
+def _paid_by(commitment_id: int | None) -> str:
+    return "" if commitment_id is None else f":paid:{commitment_id}"
 
 
 def _row(each: Segment, *, gpus: int) -> SegmentRow:

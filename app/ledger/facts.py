@@ -5,8 +5,9 @@ a cloud's clock that is known to be off is shifted as a whole, so that what lies
 is exactly what the cloud says. Times never run backwards, whatever either clock did.
 """
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 
@@ -16,7 +17,8 @@ from providers.base import EndReason, MeterKind
 
 SLACK = timedelta(minutes=5)  # a cloud's time further outside of what we saw is not believed
 NOISE_S = 2.0  # a Date header has whole seconds: a smaller offset says nothing
-ABSURD_TIMES = 100  # a price so many times the listed one is not believed
+ABSURD_TIMES = 100  # a price so many times the listed one, or so small a part of it, is not believed
+_WHOLE = (MeterKind.GPU, MeterKind.MACHINE)  # other meters may be free: a disk that is included
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,9 +168,9 @@ def _tariff(
     if paid is not None:
         rate = _machine(paid.usd_per_hour, list_usd=_sum(run.listed) or _sum(meters))
         return Tariff(rates=(rate,), source=Source.COMMITMENT, since=at, commitment_id=paid.id)
-    rates = tuple(_rate(meter, run.listed, run.catalog) for meter in meters)
+    rates = _apart([_rate(meter, run.listed, run.catalog) for meter in meters])
     if any(rate.usd is None for rate in rates) or not rates:
-        listed = tuple(_rate(meter, run.listed, ()) for meter in run.catalog)
+        listed = _apart([_rate(meter, run.listed, ()) for meter in run.catalog])
         if listed and all(rate.usd is not None for rate in listed):
             return Tariff(rates=listed, source=Source.CATALOG, since=at, estimated=estimated)
     if not rates:
@@ -181,18 +183,39 @@ def _rate(meter: MeterFact, listed: Sequence[MeterFact], catalog: Sequence[Meter
     usd, why = meter.usd, "" if meter.usd is not None else "no price was told"
     on_demand = next((each.usd for each in listed if each.key == meter.key), None)
     known = next((each.usd for each in catalog if each.key == meter.key), on_demand)
-    if usd is not None and (not usd.is_finite() or usd < 0):
+    if usd is not None and not _is_amount(usd):
         usd, why = None, f"absurd price {meter.usd}: below zero, or no number"
     elif usd is not None and known and usd > ABSURD_TIMES * known:
         usd, why = None, f"absurd price {usd}: more than {ABSURD_TIMES} times the listed {known}"
+    elif usd is not None and known and meter.kind in _WHOLE and usd * ABSURD_TIMES < known:
+        usd, why = None, f"absurd price {usd}: less than a hundredth of the listed {known}"
+    counted = _is_amount(meter.quantity)
+    if not counted:
+        usd, why = None, f"absurd quantity {meter.quantity}: below zero, or no number"
+    list_usd = on_demand if on_demand is not None else usd
     return Rate(
         kind=meter.kind,
         label=meter.label,
-        quantity=meter.quantity,
+        quantity=meter.quantity if counted else Decimal(1),
         usd=usd,
-        list_usd=on_demand if on_demand is not None else usd,
+        list_usd=list_usd if counted else None,
         why=why,
     )
+
+
+def _is_amount(value: Decimal) -> bool:
+    return value.is_finite() and value >= 0
+
+
+def _apart(rates: Sequence[Rate]) -> tuple[Rate, ...]:
+    """Two meters told by one name are two: each has its own seconds."""
+    seen: Counter[str] = Counter()
+    found = []
+    for rate in rates:
+        seen[rate.meter] += 1
+        number = seen[rate.meter]
+        found.append(rate if number == 1 else replace(rate, label=f"{rate.label}#{number}"))
+    return tuple(found)
 
 
 def _machine(usd: Decimal, *, list_usd: Decimal | None) -> Rate:
@@ -209,7 +232,7 @@ def _sum(meters: Sequence[MeterFact]) -> Decimal | None:
     amount = Decimal(0)
     hourly = [meter for meter in meters if meter.kind is not MeterKind.BYTES]
     for meter in hourly:
-        if meter.usd is None or not meter.usd.is_finite() or meter.usd < 0:
+        if meter.usd is None or not _is_amount(meter.usd) or not _is_amount(meter.quantity):
             return None
         amount += meter.quantity * meter.usd
     return amount if hourly else None

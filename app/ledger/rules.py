@@ -152,6 +152,7 @@ class Adjustment:
     seconds: Decimal
     dollar_seconds: Decimal | None
     list_dollar_seconds: Decimal | None
+    commitment_id: int | None = None  # it is covered by, as the segments are to which it belongs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -341,6 +342,7 @@ def _rounded(
                 seconds=extra,
                 dollar_seconds=None if usd is None else product(segment.quantity, usd, extra),
                 list_dollar_seconds=None if list_usd is None else product(segment.quantity, list_usd, extra),
+                commitment_id=segment.commitment_id,
             )
 
 
@@ -357,10 +359,10 @@ def _waived(
     if started is not None and seconds(started, over) >= rule.reclaim_free_s:
         return
     at = max(segment.end for segment in segments if segment.end is not None)
-    meters = {segment.meter: segment.phase for segment in segments}
-    for meter, phase in meters.items():
-        mine = [each for each in segments if each.meter == meter]
-        extra = [each for each in added if each.meter == meter]
+    meters = {(segment.meter, segment.commitment_id): segment.phase for segment in segments}
+    for (meter, commitment_id), phase in meters.items():
+        mine = [each for each in segments if (each.meter, each.commitment_id) == (meter, commitment_id)]
+        extra = [each for each in added if (each.meter, each.commitment_id) == (meter, commitment_id)]
         priced = all(each.usd is not None for each in mine)
         yield Adjustment(
             meter=meter,
@@ -384,4 +386,5 @@ def _waived(
                 ]
                 + [each.list_dollar_seconds for each in extra]
             ),
+            commitment_id=commitment_id,
         )

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 
 import structlog
 from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from app.ledger.changes import changes_of
@@ -37,6 +38,14 @@ class Writer:
         Raises:
             StoreUnavailable: what was not written is due at the next tick.
         """
+        try:
+            return await self._tick(epoch=epoch, together=True)
+        except DBAPIError as error:
+            # One run that the tables refuse must not keep the others from being written.
+            log.warning("runs are written one by one", error=str(error.orig)[:256])
+            return await self._tick(epoch=epoch, together=False)
+
+    async def _tick(self, *, epoch: int, together: bool) -> int:
         written = 0
         async with begin(self.engine) as conn:
             now = await database_now(conn)
@@ -47,9 +56,14 @@ class Writer:
                     conn, since=self._since, prices_at=prices.changed_at, also=also, limit=AT_ONCE
                 )
                 work = [row for each in found if (row := self._changes(each, prices, now=now)) is not None]
-                done = await ledger.write(conn, work, epoch=epoch, prices_at=prices.changed_at)
+                at = prices.changed_at
+                if together:
+                    done = await ledger.write(conn, work, epoch=epoch, prices_at=at)
+                else:
+                    done = [one for each in work for one in await _alone(conn, each, epoch=epoch, at=at)]
                 written += len(done)
-                also = []
+                seen = {each.run.id for each in found}
+                also = [run_id for run_id in also if run_id not in seen]
                 if len(found) < AT_ONCE or not done:
                     break
         self._since, self._prices = now - LATE_COMMITS, prices
@@ -71,11 +85,23 @@ class Writer:
             return None
 
 
+async def _alone(conn: AsyncConnection, run: Written, *, epoch: int, at: datetime) -> list[int]:
+    try:
+        async with conn.begin_nested():
+            return await ledger.write(conn, [run], epoch=epoch, prices_at=at)
+    except DBAPIError as error:
+        if error.connection_invalidated:
+            raise
+        log.error("a run was refused", run=run.run_id, error=str(error.orig)[:256])
+        return []
+
+
+# From where a price begins, whatever its end is now: it may have been shortened.
 _REPRICED = text("""
     select l.run_id from ledger_run l join run r on r.id = l.run_id
     join (select provider, valid, changed_at from price_override
           union all select provider, valid, changed_at from commitment) p
         on p.provider = r.provider and p.changed_at > :before
-    where l.closed_at is not null and p.valid && tstzrange(
+    where l.closed_at is not null and tstzrange(lower(p.valid), null) && tstzrange(
         coalesce(least(r.provider_created_at, r.requested_at), r.first_seen_at), l.ended_at, '[]')
 """)

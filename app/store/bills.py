@@ -119,9 +119,9 @@ _SETTLE = text("""
         returning *
     ), dirtied as (
         insert into cost_day (day, dirty)
-        select (ended_at at time zone 'UTC')::date, true from run_
+        select (coalesce(ended_at, closed_at) at time zone 'UTC')::date, true from run_
         where cast(:dollar_seconds as numeric) is not null
-            and ended_at < date_trunc('day', now() at time zone 'UTC') at time zone 'UTC'
+            and coalesce(ended_at, closed_at) < date_trunc('day', now() at time zone 'UTC') at time zone 'UTC'
         on conflict (day) do update set dirty = true
     )
     insert into billing_adjustment (key, run_id, label_set_id, kind, at, dollar_seconds, corrects, reason)
@@ -173,11 +173,20 @@ _STRAYS = text("""
             account, region, tier)::text), namespace, workload_kind, workload_name, '', '', pool, provider,
             account, '', region, '', tier, '', 0 from named
         on conflict (hash) do nothing returning id, hash
+    ), dirtied as (
+        insert into cost_day (day, dirty)
+        select distinct (at at time zone 'UTC')::date, true from named
+        where at < date_trunc('day', now() at time zone 'UTC') at time zone 'UTC'
+            and (select epoch from installation) = :epoch
+        on conflict (day) do update set dirty = true
     )
-    insert into billing_adjustment (key, label_set_id, kind, at, dollar_seconds, reason)
+    insert into billing_adjustment (key, label_set_id, kind, at, dollar_seconds, corrects, reason)
     select 'bill:' || n.provider || ':' || n.account || ':' || n.resource_id, coalesce(l.id, o.id),
-        'invoice_true_up', n.at, n.usd * 3600, 'billed by the cloud for a machine of ours that we never saw'
-    from named n cross join lateral (select 'stray:' || md5(row(n.namespace, n.workload_kind, n.workload_name,
+        'invoice_true_up', case when m.month is null then n.at else greatest(n.at, now()) end, n.usd * 3600,
+        m.month, 'billed by the cloud for a machine of ours that we never saw'
+    from named n left join lateral (select max(p.month) as month from billing_period_close p
+        where p.month = date_trunc('month', n.at at time zone 'UTC')::date) m on true
+    cross join lateral (select 'stray:' || md5(row(n.namespace, n.workload_kind, n.workload_name,
         n.pool, n.provider, n.account, n.region, n.tier)::text) as hash) h
     left join labelled l on l.hash = h.hash left join label_set o on o.hash = h.hash
     where (select epoch from installation) = :epoch

@@ -126,18 +126,24 @@ class AdjustmentRow:
     dollar_seconds: Decimal | None
     list_dollar_seconds: Decimal | None
     reason: str
+    commitment_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """What is written of a run: its segments, and per meter the sums of its adjustments that were derived."""
+    """What is written of a run: its segments, and the sums of the adjustments that were derived.
+
+    ``adjusted``: (meter, commitment) -> seconds, dollar-seconds as far as priced. ``billed``: the cloud's own
+    final bill was compared with it, and has the last word.
+    """
 
     segments: tuple[SegmentRow, ...]
-    adjusted: Mapping[str, tuple[Decimal, Decimal]]  # meter -> seconds, dollar-seconds as far as priced
+    adjusted: Mapping[tuple[str, int | None], tuple[Decimal, Decimal]]
     adjustments: int
     closed: bool
     label_set_id: int | None
     ended_at: datetime | None
+    billed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,17 +221,19 @@ def _fits(each: Override | Commitment, run: LedgerRun) -> bool:
 _LISTED = """
     (select jsonb_agg(jsonb_build_object('meter', p.meter, 'quantity', p.quantity::text, 'usd', p.usd::text)
             order by p.meter)
-        from price_point p
+        from (select distinct on (p.meter) p.meter, p.quantity, p.usd from price_point p
         where p.provider = r.provider and p.account = r.account and p.sku = a.shape and p.tier = {tier}
             and p.region = any(array[r.region, a.region, ''])
-            and p.valid @> coalesce(r.requested_at, r.accepted_at, r.first_seen_at, r.provider_created_at))
+            and p.valid @> coalesce(r.requested_at, r.accepted_at, r.first_seen_at, r.provider_created_at)
+        order by p.meter, array_position(array[r.region, a.region, ''], p.region)) p)
 """
 _READ = f"""
     select r.*, l.facts_at is not distinct from r.changed_at as is_current, a.shape as sku,
         c.workload_kind, c.workload_name, c.labels,
         {_LISTED.format(tier="'OnDemand'")} as listed,
         {_LISTED.format(tier="r.tier")} as catalog,
-        b.rules, l.closed_at is not null as closed, l.label_set_id, l.ended_at as billed_until,
+        b.rules, l.closed_at is not null as closed,
+        l.billed_at is not null as billed, l.label_set_id, l.ended_at as billed_until,
         case when r.gone_at is not null and r.terminate_asked_at is null and r.provider_ended_at is null then
             (select max(o.last_began_at) from instance_seen i join list_round o on o.provider = i.provider
                 and o.account = i.account and o.region in (i.region, '') and o.complete
@@ -239,7 +247,7 @@ _READ = f"""
             'commitment_id', s.commitment_id, 'gpus', s.gpus)), '[]'::jsonb)
             from billing_segment s where s.run_id = r.id) as segments,
         (select coalesce(jsonb_agg(jsonb_build_object('meter', j.meter, 'seconds', j.seconds::text,
-            'dollar_seconds', j.dollar_seconds::text)), '[]'::jsonb)
+            'dollar_seconds', j.dollar_seconds::text, 'commitment_id', j.commitment_id)), '[]'::jsonb)
             from billing_adjustment j where j.run_id = r.id
                 and j.kind in ('rounding', 'minimum', 'spot_interrupt_free', 'late_price', 'late_fact')
             ) as adjustments
@@ -300,11 +308,12 @@ def _due(row: Mapping[str, Any]) -> Due:
         catalog=_listed(row["catalog"]),
         **{name: row[name] for name in _RUN_COLUMNS},
     )
-    adjusted: dict[str, tuple[Decimal, Decimal]] = {}
+    adjusted: dict[tuple[str, int | None], tuple[Decimal, Decimal]] = {}
     for each in row["adjustments"]:
-        seconds, amount = adjusted.get(each["meter"], (Decimal(0), Decimal(0)))
+        key = (each["meter"], each["commitment_id"])
+        seconds, amount = adjusted.get(key, (Decimal(0), Decimal(0)))
         more = Decimal(each["dollar_seconds"] or 0)
-        adjusted[each["meter"]] = (EXACT.add(seconds, Decimal(each["seconds"])), EXACT.add(amount, more))
+        adjusted[key] = (EXACT.add(seconds, Decimal(each["seconds"])), EXACT.add(amount, more))
     held = Held(
         segments=tuple(_segment(each) for each in row["segments"]),
         adjusted=adjusted,
@@ -312,6 +321,7 @@ def _due(row: Mapping[str, Any]) -> Due:
         closed=row["closed"],
         label_set_id=row["label_set_id"],
         ended_at=row["billed_until"],
+        billed=row["billed"],
     )
     return Due(
         run=run,
@@ -452,12 +462,13 @@ _WRITE = text("""
         where (select count(*) from dropped) >= 0
     ), adjusted as (
         insert into billing_adjustment (key, run_id, label_set_id, meter, phase, kind, at, seconds,
-            dollar_seconds, list_dollar_seconds, corrects, reason)
+            dollar_seconds, list_dollar_seconds, commitment_id, corrects, reason)
         select j.key, n.run_id, n.label_set_id, j.meter, j.phase, j.kind,
             case when m.month is null then j.at else greatest(j.at, now()) end, j.seconds, j.dollar_seconds,
-            j.list_dollar_seconds, m.month, j.reason
+            j.list_dollar_seconds, j.commitment_id, m.month, j.reason
         from named n, jsonb_to_recordset(n.adjustments) as j (key text, meter text, phase text, kind text,
-            at timestamptz, seconds numeric, dollar_seconds numeric, list_dollar_seconds numeric, reason text)
+            at timestamptz, seconds numeric, dollar_seconds numeric, list_dollar_seconds numeric, reason text,
+            commitment_id bigint)
         left join lateral (select max(p.month) as month from billing_period_close p
             where p.month = date_trunc('month', j.at at time zone 'UTC')::date) m on true
         on conflict (key) do nothing

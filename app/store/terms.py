@@ -4,7 +4,7 @@ Each concerns an account as a whole, so its attribution is nobody's. The ledger'
 override or a prepayment concerns anew, closed runs by adjustments.
 """
 
-from datetime import datetime
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -115,7 +115,7 @@ async def commitment(
         "set_by": set_by,
         "reason": reason,
     }
-    await conn.execute(_DIRTY, {"days": [since.date(), until.date()]})
+    await conn.execute(_DIRTY, {"days": [_utc_day(since), _utc_day(until)]})
     return int((await conn.execute(_COMMIT, values)).scalar_one())
 
 
@@ -144,7 +144,7 @@ async def adjust(
 ) -> bool:
     """A credit, refund or tax of an account; the same ``key`` is never written twice: False then."""
     label = await _nobody(conn, provider=provider, account=account)
-    await conn.execute(_DIRTY, {"days": [at.date()]})
+    await conn.execute(_DIRTY, {"days": [_utc_day(at)]})
     values = {"key": f"{kind}:{key}", "label": label, "kind": kind, "at": at, "usd": usd} | {
         "invoice": invoice,
         "reason": reason,
@@ -162,12 +162,16 @@ async def commitments(conn: AsyncConnection) -> list[dict[str, Any]]:
     """All of them with what is used of each."""
     query = """
         select c.*, lower(c.valid) as since, upper(c.valid) as until,
-            coalesce((select sum(coalesce(s.dollar_seconds, s.quantity * s.usd * extract(epoch from
-                greatest(statement_timestamp(), lower(s.period)) - lower(s.period))))
+            coalesce((select sum(s.quantity * s.usd * extract(epoch from
+                least(upper(s.period), greatest(statement_timestamp(), lower(s.period))) - lower(s.period)))
                 from billing_segment s where s.commitment_id = c.id), 0) / 3600 as used_usd
         from commitment c order by c.id desc
     """
     return [dict(row) for row in (await conn.execute(text(query))).mappings()]
+
+
+def _utc_day(at: datetime) -> date:
+    return at.astimezone(UTC).date()
 
 
 async def _nobody(conn: AsyncConnection, *, provider: str, account: str) -> int:

@@ -8,16 +8,18 @@ select
     null::date as corrects,
     s.period,
     lower(s.period) as charge_period_start,
-    coalesce(upper(s.period), greatest(statement_timestamp(), lower(s.period))) as charge_period_end,
-    upper_inf(s.period) as is_open,
+    -- A price whose end is known ends a segment ahead of time: nothing is spent before it is there.
+    case when s.frozen then upper(s.period)
+        else least(upper(s.period), greatest(statement_timestamp(), lower(s.period))) end as charge_period_end,
+    not s.frozen and (upper_inf(s.period) or upper(s.period) > statement_timestamp()) as is_open,
     false as is_instant,
     s.meter,
     s.phase,
     'usage' as kind,
     s.gpus,
     s.quantity,
-    extract(epoch from coalesce(upper(s.period), greatest(statement_timestamp(), lower(s.period)))
-        - lower(s.period)) as seconds,
+    extract(epoch from case when s.frozen then upper(s.period)
+        else least(upper(s.period), greatest(statement_timestamp(), lower(s.period))) end - lower(s.period)) as seconds,
     s.list_usd as list_unit_price,
     s.usd as contracted_unit_price,
     s.quantity * s.list_usd as list_usd_per_hour,

@@ -1,10 +1,15 @@
 create view burn_rate as
-with live as (
+with running as (
+    select * from billing_segment where upper_inf(period) and lower(period) <= statement_timestamp()
+    union all
+    -- Where the end of a price is known already, what goes on for ever begins there, and this is what runs now.
+    select * from billing_segment where not upper_inf(period) and period @> statement_timestamp() and run_id in (
+        select run_id from billing_segment where upper_inf(period) and lower(period) > statement_timestamp())
+), live as (
     select s.run_id, s.label_set_id, s.phase,
         sum(s.quantity * s.usd) as usd, sum(s.quantity * coalesce(s.list_usd, s.usd)) as list_usd,
         bool_or(s.usd is null) as unpriced
-    from billing_segment s
-    where upper_inf(s.period) and lower(s.period) <= statement_timestamp()
+    from running s
     group by s.run_id, s.label_set_id, s.phase
 )
 select l.provider as provider_name, l.account, l.pool as nodepool, l.namespace, l.team, l.accelerator,
@@ -32,7 +37,8 @@ comment on view exposure is
 create view unpriced as
 select s.id as segment_id, r.provider as provider_name, r.account, r.resource_id, l.namespace, r.pod_name as pod,
     s.meter, s.phase, lower(s.period) as since,
-    extract(epoch from coalesce(upper(s.period), statement_timestamp()) - lower(s.period)) / 3600 as hours,
+    extract(epoch from least(upper(s.period), greatest(statement_timestamp(), lower(s.period))) - lower(s.period)) / 3600
+        as hours,
     r.ceiling_usd_per_hour, s.why
 from billing_segment s join run r on r.id = s.run_id join label_set l on l.id = s.label_set_id
 where s.usd is null and not exists (
