@@ -42,6 +42,7 @@ from app.provisioning.service import Provisioning
 from app.settings import Settings
 from app.store.engine import StoreUnavailable, begin, engine_of
 from app.store.installation import (
+    NotInstalled,
     cluster_of,
     epoch_of,
     get_or_create,
@@ -602,7 +603,7 @@ class Replica:
                         settled_in = await lineage(conn)
                         epoch = await set_epoch_at_least(conn, raised)
                     continue
-            except (StoreUnavailable, KubeError) as error:
+            except (StoreUnavailable, NotInstalled, KubeError) as error:  # its row may be about to be made
                 log.warning("the epoch is not settled yet", error=str(error)[:256])
                 await asyncio.sleep(wait_s)
                 wait_s = min(self._settings.backoff_max_s, wait_s * 2)

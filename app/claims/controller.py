@@ -2,8 +2,10 @@
 
 The status is a projection of what provisioning knows of the rental, never of the Pod's annotations; the mark
 (``attempt``) is not ours. A claim lives as long as its Pod, by UID; that the Pod is gone is believed of a
-live GET only, because a DELETED event may merely mean that a label was taken off. Nothing is written that is
-so already, and what lasts only for a moment is not written at all: writes are the budget (design section 14).
+live GET only, because a DELETED event may merely mean that a label was taken off: a Pod that runs loses
+nothing by that, but one that is still gated is placed by nobody any more, and its machine would wait for
+ever. Nothing is written that is so already, and what lasts only for a moment is not written at all: writes
+are the budget (design section 14).
 """
 
 import asyncio
@@ -14,6 +16,7 @@ from typing import Any
 
 import structlog
 
+from app.api import keys
 from app.api.reasons import ClaimReason
 from app.claims import metrics
 from app.claims.pools import Pools
@@ -220,11 +223,17 @@ class Claims:
         return Again(min(waits)) if waits else None
 
     async def _pod(self, spec: ClaimSpec, track: Track, waits: list[float]) -> Obj | None:
-        """The Pod that the claim serves, None when the server says that there is none with its UID."""
+        """The Pod that the claim serves; None when the server says that there is none with its UID.
+
+        Nor does it serve one that is gated and opted out.
+        """
         pod = self._pods.get(spec.pod_namespace, spec.pod_name)
         if pod is None or pod["metadata"]["uid"] != spec.pod_uid:
             pod = await self._kube.find(paths.pod(spec.pod_namespace, spec.pod_name))
             if pod is None or pod["metadata"]["uid"] != spec.pod_uid:
+                return None
+            if _waits_in_vain(pod):
+                track.pod_seen = True
                 return None
             # It lives, and no watch of ours shows it (any more): its end will not be told either.
             waits.append(self._settings.stale_retry_s)
@@ -244,7 +253,7 @@ class Claims:
             answer = await self._kube.delete(paths.nodeclaim(spec.name), uid=spec.uid)
         except Replaced:
             return None
-        log.info("claim deleted: its pod is gone")
+        log.info("claim deleted: its pod is gone, or opted out before it was placed")
         if answer.get("kind") != claim.get("kind"):
             return None  # without a finalizer it went at once
         track.claim = answer
@@ -326,6 +335,15 @@ class Claims:
 
 def _owners(obj: Obj) -> Iterable[str]:
     return [owner["uid"] for owner in obj["metadata"].get("ownerReferences") or ()]
+
+
+def _waits_in_vain(pod: Obj) -> bool:
+    """Whether our gate is on it, and the label is not that would make somebody lift it."""
+    gates = (gate["name"] for gate in pod["spec"].get("schedulingGates") or ())
+    return (
+        keys.SCHEDULING_GATE in gates
+        and (pod["metadata"].get("labels") or {}).get(keys.ENABLED_LABEL) != keys.ENABLED
+    )
 
 
 def _phase(pod: Obj) -> str:

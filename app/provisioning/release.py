@@ -25,20 +25,12 @@ from app.provisioning.steps import reach
 from app.provisioning.tail import save_tail
 from app.store import rentals
 from app.store.engine import StoreUnavailable, single
-from app.store.rentals import Rows, RunRow
+from app.store.rentals import NO_ROWS, Rows, RunRow
 from providers.base import ProviderError, Ref, ResourceId, Terminated
 
 log = structlog.get_logger()
 POD_DELETED = "pod deleted"
 NOBODY_READS = (POD_DELETED, "pod gone")  # reasons why a machine is released whose output nobody will ask for
-NO_ROWS = Rows(
-    state=None,
-    resource_id=None,
-    resource_region=None,
-    attempts=(),
-    runs=(),
-    avoid_hosts=frozenset(),
-)
 
 
 class Releaser:

@@ -66,6 +66,10 @@ class Rows:
         return tuple(attempt for attempt in self.attempts if attempt.outcome is None)
 
 
+NO_ROWS = Rows(
+    state=None, resource_id=None, resource_region=None, attempts=(), runs=(), avoid_hosts=frozenset()
+)
+
 _ATTEMPTS = """
     select coalesce(jsonb_agg(jsonb_build_object(
         'number', number, 'sequence', sequence, 'identity', identity, 'request_hash', request_hash,
@@ -94,7 +98,9 @@ _LOAD = text(f"""
 
 async def load(conn: AsyncConnection, uid: ClaimUid, *, provider: str, account: str) -> Rows:
     """Everything about one claim, in one statement."""
-    row = (await conn.execute(_LOAD, {"uid": uid, "provider": provider, "account": account})).one()
+    row = (await conn.execute(_LOAD, {"uid": uid, "provider": provider, "account": account})).one_or_none()
+    if row is None:  # a store that was emptied, and is nobody's yet
+        return NO_ROWS
     return Rows(
         installation=row.installation,
         state=row.state,

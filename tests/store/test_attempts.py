@@ -120,6 +120,17 @@ async def test_an_extra_of_a_rental_that_lives_on_is_stray_and_its_own_machine_i
         assert [stray.resource_id for stray in await rentals.stray_runs(conn)] == ["m-2"]
 
 
+async def test_a_store_that_is_nobodys_yet_knows_no_claim_and_names_no_installation(engine: AsyncEngine):
+    """It was emptied, and its tables are there again before its one row is."""
+    async with begin(engine) as conn:
+        await an_attempt(conn)
+        await conn.execute(text("delete from installation"))
+
+        rows = await rentals.load(conn, UID, provider="fake", account="default")
+
+        assert (rows.installation, rows.state) == (None, None)
+
+
 async def test_a_marked_attempt_takes_the_place_of_an_older_one_of_its_number(engine: AsyncEngine):
     """Numbers are given out again after a restore: what was settled then says nothing of the newer one."""
     async with begin(engine) as conn:

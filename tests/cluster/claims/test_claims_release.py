@@ -99,6 +99,21 @@ async def test_a_label_taken_off_a_pod_releases_nothing_and_its_later_end_is_see
         assert (await world.status(other))["phase"] == "Bound"
 
 
+async def test_a_label_taken_off_a_gated_pod_gives_its_machine_back(world: World):
+    """Nobody lifts its gate any more, so the machine that Reserve has rented for it would wait for ever."""
+    async with world.leading() as term:
+        pod = await world.pod("a", node=None)
+        claim = await world.claim(pod)
+        await term.rent(claim)
+
+        no_label = {"metadata": {"labels": {ENABLED_LABEL: None}}}
+        await world.kube.patch(paths.pod(world.namespace, "a"), no_label, kind="merge")
+
+        await world.until_gone(claim)
+        assert await world.cloud.alive() == []
+        assert await world.kube.find(paths.pod(world.namespace, "a")) is not None
+
+
 @pytest.mark.behaviour(287, 288)
 async def test_a_claim_whose_pod_was_never_seen_waits_for_it_and_then_goes(world: World):
     pod = await world.pod("a")
