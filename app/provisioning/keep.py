@@ -101,19 +101,29 @@ class Keeper:
         log.info("restart", resource=ref.resource_id)
         return Kept.ASKED
 
-    async def command(self, key: AccountKey, ref: Ref, command: Sequence[str]) -> int:
+    async def command(self, key: AccountKey, ref: Ref, command: Sequence[str], *, within_s: float) -> int:
         """Run a command beside the workload, and its exit code; what it says is read and forgotten.
 
-        Cancelled, it is ended as far as the cloud can.
+        Cancelled, it is ended as far as the cloud can. ``within_s`` is how long it may take, and how long it
+        may wait before that for a call that is free.
 
         Raises:
             ProviderError: it was not run, or nobody knows how it ended.
+            TimeoutError: it took longer.
         """
         account = self.core.accounts.get(key)
         if account is None or not isinstance(account.provider, Executes):
             raise Unavailable("no commands can be run there now")
-        await account.budget.take(Urgency.RENT)
-        session = await account.provider.exec(ref, command, stdin=False, terminal=False)
+        try:
+            async with asyncio.timeout(within_s):
+                await account.budget.take(Urgency.RENT)
+        except TimeoutError as error:  # that we had too many calls says nothing about the workload
+            raise Unavailable("no call to the cloud was free in time") from error
+        async with asyncio.timeout(within_s):
+            return await self._run(account.provider, ref, command)
+
+    async def _run(self, provider: Executes, ref: Ref, command: Sequence[str]) -> int:
+        session = await provider.exec(ref, command, stdin=False, terminal=False)
         if session is None:
             raise Unavailable("the machine is gone")
         reading = [
@@ -135,7 +145,7 @@ class Keeper:
             return "the machine is gone"
         try:
             async with asyncio.timeout(within_s):
-                code = await self.command(claim.key, found[2], command)
+                code = await self.command(claim.key, found[2], command, within_s=within_s)
         except TimeoutError:
             return "it was still running when the grace was over"
         except ProviderError as error:

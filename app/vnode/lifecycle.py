@@ -115,7 +115,9 @@ class Lifecycle:
             clock=clock,
             now=now,
             rng=rng,
-            run_command=lambda ref, command: provisioning.keep.command(key, ref, command),
+            run_command=lambda ref, command, within_s: provisioning.keep.command(
+                key, ref, command, within_s=within_s
+            ),
         )
         provisioning.inventory.on_round(self._listed)
         self._runs = Runs(

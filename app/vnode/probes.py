@@ -105,11 +105,12 @@ class _Run:
         return Health(started=started, ready=started and (readiness is None or readiness.passing is True))
 
 
-RunCommand = Callable[[Ref, tuple[str, ...]], Awaitable[int]]
-"""Runs a command beside the workload of a machine; its exit code.
+RunCommand = Callable[[Ref, tuple[str, ...], float], Awaitable[int]]
+"""Runs a command beside the workload of a machine, for so many seconds at most; its exit code.
 
 Raises:
     ProviderError: it was not run.
+    TimeoutError: it ran for longer. A wait for its turn is none of that.
 """
 
 
@@ -261,7 +262,8 @@ class Prober:
         """One answer; None where there is no address to ask yet."""
         async with self._places:
             try:
-                async with asyncio.timeout(probe.timeout_s):
+                # A command counts its own time, from its turn on.
+                async with asyncio.timeout(None if isinstance(probe.action, Exec) else probe.timeout_s):
                     return await self._answer(run.machine, probe)
             except TimeoutError:
                 return Answer(False, f"no answer within {probe.timeout_s:g} s", reached=False)
@@ -277,7 +279,7 @@ class Prober:
     async def _answer(self, machine: Machine, probe: Probe) -> Answer | None:
         action = probe.action
         if isinstance(action, Exec):
-            code = await self._run_command(machine.ref, action.command)
+            code = await self._run_command(machine.ref, action.command, probe.timeout_s)
             return Answer(code == 0, "" if code == 0 else f"command exited with {code}")
         place = place_of(machine, action.port)
         if place is None:

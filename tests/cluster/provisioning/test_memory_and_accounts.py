@@ -2,11 +2,13 @@
 
 import asyncio
 
+import pytest
 from sqlalchemy import text
 
 from app.kube import paths
 from app.kube.claims import ClaimDoor
 from app.provisioning.model import ClaimSpec, LiveClaim, Mark, Releasing, Rented, Waiting, Why
+from providers.base import Unavailable
 from tests.cluster.provisioning.conftest import POLICY, WORKLOAD, Bench
 
 
@@ -86,6 +88,18 @@ async def test_an_extra_whose_end_a_former_leader_did_not_live_to_see_is_billed_
 
         assert (await bench.row("select count(*) as n from run where gone_at is null")).n == 1
         assert (await bench.row("select state from rental")).state == "live"
+
+
+async def test_a_command_for_which_no_call_is_free_is_not_run_and_has_not_failed(bench: Bench):
+    async with bench.running():
+        claim = await bench.claim()
+        rented = await bench.rented(claim)
+        account = bench.accounts.get(claim.key)
+        assert account is not None
+        account.budget.pause(60)
+
+        with pytest.raises(Unavailable):
+            await bench.provisioning.keep.command(claim.key, rented.ref, ("true",), within_s=0.1)
 
 
 async def test_without_a_store_an_id_written_by_hand_ends_nobody_elses_machine(bench: Bench):

@@ -91,7 +91,10 @@ async def watched() -> AsyncIterator[Watched]:
     def changed(_uid: str) -> None:
         told.changes += 1
 
-    async def run_command(_ref: Ref, command: tuple[str, ...]) -> int:
+    async def run_command(_ref: Ref, command: tuple[str, ...], within_s: float) -> int:
+        if command[0] == "late":
+            await asyncio.sleep(float(command[1]) * within_s)
+            return 0
         if command[0] == "unable":
             raise Unavailable("no answer")
         return int(command[1])
@@ -452,6 +455,17 @@ async def test_a_command_passes_by_its_exit_code_and_its_words_are_never_shown(w
     watched.prober.follow(probed(readiness={"exec": {"command": ["code", "3"]}}), at("127.0.0.1:1"))
     await watched.until(lambda: bool(watched.failures))
     assert watched.failures == ["Readiness probe failed: command exited with 3"]
+
+
+async def test_a_command_that_waits_for_its_turn_has_not_failed(watched: Watched):
+    """Its time is counted by whoever runs it: our own queue of calls must not end a workload."""
+    pod = probed(liveness={"failureThreshold": 1, "timeoutSeconds": 1, "exec": {"command": ["late", "1.2"]}})
+    watched.prober.heard()
+    watched.prober.follow(pod, at("127.0.0.1:1"))
+
+    await watched.until(lambda: len(watched.sleeps) > 1)
+
+    assert watched.deaths == []
 
 
 async def test_a_command_that_could_not_be_run_says_nothing_about_the_workload(watched: Watched):
