@@ -1,7 +1,8 @@
 """Budgets: what may be spent by whom in a period, and where each of them stands.
 
-Spent is what the ledger has billed in the period; what runs, and what placement has promised (`reservation`),
-counts for the budget's look-ahead on top. So a budget holds before the money is gone.
+Spent is what the ledger has billed in the period, what has no price yet at the ceiling of its claim; what
+runs, and what placement has promised (`reservation`), counts for the budget's look-ahead on top. So a budget
+holds before the money is gone.
 """
 
 from collections.abc import Collection, Sequence
@@ -128,13 +129,20 @@ _STANDING = text("""
     )
     select b.name, b.amount_usd, b.period, b.namespace, b.team, b.pool, b.action, b.look_ahead_s,
         coalesce((select sum(c.billed_dollar_seconds) from cost_lines(
-            case b.period when 'total' then b.created_at
-                else date_trunc(b.period, statement_timestamp(), 'UTC') end,
-            statement_timestamp(), 'all', 'UTC') c join label_set s on s.id = c.label_set_id
+            p.since, statement_timestamp(), 'all', 'UTC') c join label_set s on s.id = c.label_set_id
             where (b.namespace is null or s.namespace = b.namespace) and (b.team is null or s.team = b.team)
-                and (b.pool is null or s.pool = b.pool)), 0) / 3600 as spent_usd,
+                and (b.pool is null or s.pool = b.pool)), 0) / 3600
+        + coalesce((select sum(u.usd) from (
+            select max(ceiling_usd_per_hour)
+                * extract(epoch from max(until) - greatest(min(unpriced.since), p.since)) / 3600 as usd
+            from unpriced where until > p.since and (b.namespace is null or namespace = b.namespace)
+                and (b.team is null or team = b.team) and (b.pool is null or nodepool = b.pool)
+            group by run_id) u), 0) as spent_usd,
         coalesce(h.usd, 0) as usd_per_hour, coalesce(h.unpriced, 0) as unpriced
-    from budget b left join lateral (
+    from budget b cross join lateral (
+        select case b.period when 'total' then b.created_at
+            else date_trunc(b.period, statement_timestamp(), 'UTC') end as since
+    ) p left join lateral (
         select sum(usd) as usd, count(*) filter (where usd is null) as unpriced from held
         where (b.namespace is null or held.namespace = b.namespace)
             and (b.team is null or held.team = b.team) and (b.pool is null or held.pool = b.pool)

@@ -244,7 +244,12 @@ with due as (
         coalesce((select sum(c.billed_dollar_seconds) from cost_lines(d.period_start, statement_timestamp(), 'all', 'UTC') c
             join label_set l on l.id = c.label_set_id
             where (d.namespace is null or l.namespace = d.namespace) and (d.team is null or l.team = d.team)
-                and (d.pool is null or l.pool = d.pool)), 0) / 3600 as spent,
+                and (d.pool is null or l.pool = d.pool)), 0) / 3600
+        -- What has no price counts with the ceiling of its claim, once a machine, until there is one.
+        + coalesce((select sum(u.usd) from (
+            select max(ceiling_usd_per_hour) * extract(epoch from max(until) - greatest(min(since), d.period_start)) / 3600 as usd
+            from unpriced where until > d.period_start and (d.namespace is null or namespace = d.namespace)
+                and (d.team is null or team = d.team) and (d.pool is null or nodepool = d.pool) group by run_id) u), 0) as spent,
         coalesce((select sum(r.usd_per_hour) from burn_rate r
             where (d.namespace is null or r.namespace = d.namespace) and (d.team is null or r.team = d.team)
                 and (d.pool is null or r.nodepool = d.pool)), 0) as live_usd_per_hour
@@ -259,7 +264,7 @@ select name, namespace, team, pool as nodepool, amount_usd as amount, period, pe
     action, thresholds, look_ahead_s
 from counted;
 comment on view budget_status is
-'What each budget has left in its period: spent so far, what runs an hour, and when that uses it up. One row a budget.';
+'What each budget has left in its period: spent so far (what has no price at its ceiling), what runs an hour, and when that uses it up. One row a budget.';
 
 create view cost_forecast as
 with spent as (

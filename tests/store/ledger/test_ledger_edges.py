@@ -8,7 +8,7 @@ import pytest
 
 from app.ledger.bills import difference_of
 from app.ledger.writer import AT_ONCE, Writer
-from app.store import bills, ledger_upkeep, terms
+from app.store import bills, budgets, ledger_upkeep, terms
 from app.store.bills import Line
 from app.store.engine import begin
 from providers.base import BillingRule, BillsFrom, BillsUntil
@@ -220,3 +220,34 @@ async def test_the_day_of_an_adjustment_is_that_of_utc_whatever_zone_its_time_ha
         )
 
     assert await books.cost(day, day + timedelta(days=1)) == -3600
+
+
+async def test_a_budget_counts_what_has_no_price_with_its_ceiling_and_once(books: Books):
+    begun = datetime.now(UTC) - timedelta(hours=5)
+    times = ("requested_at", "accepted_at", "first_seen_at", "provider_created_at")
+    run = await books.run(
+        meters=[gpu(None, 1), gpu(None, 1) | {"kind": "disk"}],
+        ceiling_usd_per_hour=4,
+        **dict.fromkeys(times, begun),
+    )
+    await books.tick()
+    async with begin(books.engine) as conn:
+        budget = budgets.Budget(
+            name="b", amount_usd=Decimal(10), period="total", action="RefuseNew", pool="gpu"
+        )
+        await budgets.put(conn, [budget])
+    await books.sql("update budget set created_at = :at", at=begun - timedelta(hours=1))
+
+    async with begin(books.engine) as conn:
+        (standing,) = await budgets.standing(conn, ["gpu"])
+        (status,) = await budgets.status(conn)
+    assert all(20 <= each < 21 for each in (standing.spent_usd, status.spent_usd))
+
+    await override(books, "1", since=begun)
+    await books.over(run, after_s=(begun - at(0)).total_seconds() + 3600)
+    await books.tick()
+
+    async with begin(books.engine) as conn:
+        (standing,) = await budgets.standing(conn, ["gpu"])
+        (status,) = await budgets.status(conn)
+    assert (standing.spent_usd, status.spent_usd) == (1, 1)
