@@ -183,9 +183,9 @@ REFUSED = {
         a_pod(a_container(readinessProbe=PROBE)),
         "spec.containers[main].readinessProbe.httpGet.port",
     ),
-    "probe-by-exec": (
-        a_pod(a_container(livenessProbe={"exec": {"command": ["true"]}})),
-        "spec.containers[main].livenessProbe.exec",
+    "probe-by-grpc": (
+        a_pod(a_container(livenessProbe={"grpc": {"port": 9000}})),
+        "spec.containers[main].livenessProbe.grpc",
     ),
     "236-unset-limit": (
         a_pod(a_container(env=[{"name": "CPU", "valueFrom": UNSET_LIMIT}])),
