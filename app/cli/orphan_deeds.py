@@ -207,6 +207,15 @@ async def forget_claim(
     key = (row["provider"], row["account"])
     if row["state"] == "ended":
         raise click.ClickException(f"claim {claim} has ended: there is nothing to forget")
+    async with begin(engine) as conn:
+        last, now = await findings.last_run(conn), await database_now(conn)
+    if last is not None and (now - last["finished_at"]).total_seconds() < 2 * findings.RUN_EVERY_S:
+        lists = {(place["provider"], place["account"]) for place in last["places"] if not place["unknown"]}
+        if key in lists:  # it would end the machine at once, as one that came after its rental's end
+            raise click.ClickException(
+                f"the controller lists account {key[0]}/{key[1]}, and will prove the claim's end: wait,"
+                " or take the account out of its NEBULA_PROVIDERS if its answers are wrong"
+            )
     if any(entry.key == key for entry in settings.providers):
         found = await look(settings, engine)
         shown = [

@@ -193,6 +193,8 @@ class Follower:
             return f"refused: {'the account is not open' if account is None else wrong}"
         if identity.installation != core.installation:
             return "refused: it is another installation's"
+        # The rounds do so, too, but maybe later: who works on them may have much to do.
+        await core.verify(uid, identity.sequence, shown_by=f"machine {ref.resource_id}")
         async with begin(core.engine) as conn:
             if (why := await held(conn)) is not None:
                 return f"refused: sweeps are held: {why.reason}"

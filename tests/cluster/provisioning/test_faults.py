@@ -11,6 +11,7 @@ from app.kube import paths
 from app.provisioning.model import ClaimSpec, Over, Releasing, Rented, Waiting, Why
 from tests.cluster.provisioning.conftest import Bench
 from tests.support.clouds import SMALL
+from tests.support.composed import until
 
 pytestmark = pytest.mark.slow
 
@@ -335,6 +336,29 @@ async def test_while_held_the_machine_of_a_forgotten_and_gone_claim_is_left(benc
         begun = await bench.provisioning.end_forgotten(rented.ref, identity, reason="a test")
         assert begun.startswith("begun")
         await bench.cloud.until(lambda truth: all(m["state"] == "gone" for m in truth["machines"]))
+
+
+async def test_orphans_08_an_end_without_a_row_is_held_before_any_round_has_shown_the_machine(bench: Bench):
+    async with bench.running():
+        claim = await bench.claim()
+        rented = await bench.rented(claim)
+    await _restored_to_before_everything(bench)
+    path = paths.nodeclaim(claim.name)
+    await bench.kube.patch(path, {"metadata": {"finalizers": None}}, kind="merge")
+    await bench.kube.delete(path)
+    (machine,) = await bench.cloud.alive()
+    identity = parse(machine["name"])
+    assert identity is not None
+    await bench.cloud.add_fault("status", status=500, verb="list", unlimited=True)
+
+    async with bench.running():
+
+        async def answered() -> str | None:
+            said = await bench.provisioning.end_forgotten(rented.ref, identity, reason="a test")
+            return None if said.endswith(("we do not lead", "the account is not open")) else said
+
+        assert (await until(answered)).startswith("refused: sweeps are held")
+        assert len(await bench.cloud.alive()) == 1
 
 
 @pytest.mark.behaviour(402)

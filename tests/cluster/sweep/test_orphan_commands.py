@@ -14,7 +14,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from app.cli import main
 from app.inventory.identity import Identity, new_installation
-from app.store.engine import begin
+from app.store import findings
+from app.store.engine import begin, database_now
+from app.store.findings import Run
 from app.store.installation import get_or_create, hold
 from app.telemetry import logs
 from providers.base import ClaimUid
@@ -277,16 +279,35 @@ async def test_forget_wants_the_installation_and_an_account_that_is_lost(
     wrong = await nebula(*words, "--confirm", THEM)
     unknown = await nebula("orphans", "forget", "nobody", "--reason", "x", "--confirm", US)
     reachable = await nebula("orphans", "forget", "here", "--reason", "x", "--confirm", US)
+    await a_sweep(engine, provider="lost", unknown=None)
+    listed = await nebula(*words, "--confirm", US)
+    await a_sweep(engine, provider="lost", unknown="401")
     done = await nebula(*words, "--confirm", US)
 
     assert "nothing was done" in wrong.stderr
     assert "no claim nobody was ever rented for" in unknown.stderr
     assert "answers, and the claim's end will be proven" in reachable.stderr
+    assert "the controller lists account lost/default" in listed.stderr
     assert done.returncode == 0, done.stderr
     rental = await one(engine, f"select state, ending_reason from rental where claim_uid = '{uid}'")
     assert (rental["state"], rental["ending_reason"]) == ("ended", "forgotten by ada: the account was closed")
     event = await one(engine, "select by, detail from orphan_event where what = 'resolved'")
     assert (event["by"], event["detail"]["as"]) == ("ada", "forgotten")
+
+
+async def a_sweep(engine: AsyncEngine, *, provider: str, unknown: str | None) -> None:
+    """What the controller was told, an instant ago."""
+    place = {"provider": provider, "account": "default", "region": "", "machines": 1, "unknown": unknown}
+    async with begin(engine) as conn:
+        run = Run(
+            started_at=await database_now(conn),
+            version="1",
+            mode="sweep",
+            leader="test",
+            ours=1,
+            places=[place],
+        )
+        await findings.ran(conn, run)
 
 
 async def a_rental_here(engine: AsyncEngine) -> None:
