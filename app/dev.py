@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+import orjson
 import structlog
 
 from app import processes
@@ -16,11 +17,13 @@ from app.api.crds import load_crds
 from app.kube import paths
 from app.kube.client import Kube, Obj
 from app.kube.errors import Exists
-from app.settings import ProviderEntry, Settings
+from app.settings import ProviderEntry, Settings, entries_text
 from app.store.devserver import DevPostgres, NoServer, NotStarted, default_data_dir
 
 log = structlog.get_logger()
 CLOUD_START_S = 30.0
+LOOPBACK = "127.0.0.1"
+TOLD = "exports.json"  # what the last start has said to export
 
 
 class NotBroughtUp(RuntimeError):
@@ -29,18 +32,25 @@ class NotBroughtUp(RuntimeError):
 
 @contextmanager
 def bring_up(settings: Settings) -> Iterator[Settings]:
-    """Start what the settings do not name, and give the settings that name it; stop it all at the end."""
+    """Start what the settings do not name, and give the settings that name it; stop it all at the end.
+
+    What an earlier start has told its shell to export names parts that went with it: it counts as not named.
+    """
     folder = Path(settings.dev_dir) if settings.dev_dir else default_data_dir().parent
     folder.mkdir(parents=True, exist_ok=True)
     changes: dict[str, object] = {}
+    told = folder / TOLD
+    earlier = orjson.loads(told.read_bytes()) if told.exists() else {}
+    database = settings.database_url if settings.database_url != earlier.get("database_url") else None
+    providers = settings.providers if entries_text(settings.providers) != earlier.get("providers") else ()
     with ExitStack() as stack:
-        if settings.database_url is None:
+        if database is None:
             try:
                 server = stack.enter_context(DevPostgres(folder / "postgres", durable=True))
             except (NoServer, NotStarted) as error:
                 raise NotBroughtUp(f"--dev-dir {folder}: {error}") from error
             changes["database_url"] = server.url
-        if not settings.providers:
+        if not providers:
             url = stack.enter_context(_fake_cloud(folder / "fake-cloud"))
             changes["providers"] = (
                 ProviderEntry(name="fake", account="default", adapter="fake", options={"url": url}),
@@ -48,8 +58,18 @@ def bring_up(settings: Settings) -> Iterator[Settings]:
         if settings.webhook_url is None:
             port = settings.webhook_bind.rpartition(":")[2]
             changes["webhook_url"] = f"https://127.0.0.1:{port}"
+            if settings.kubelet_address is None:  # an API server that reaches the one reaches the other
+                changes["kubelet_address"] = LOOPBACK
+                changes["kubelet_bind"] = f"{LOOPBACK}:{settings.kubelet_bind.rpartition(':')[2]}"
         log.info("development", folder=str(folder), database="ours" if "database_url" in changes else "given")
-        yield settings.model_copy(update=changes)
+        made = settings.model_copy(update=changes)
+        ours: dict[str, str | None] = {}
+        if "database_url" in changes:
+            ours["database_url"] = made.database_url
+        if "providers" in changes:
+            ours["providers"] = entries_text(made.providers)
+        told.write_bytes(orjson.dumps(ours))
+        yield made
 
 
 @contextmanager

@@ -110,6 +110,15 @@ def parse_providers(text: str) -> tuple[ProviderEntry, ...]:
     return tuple(entries)
 
 
+def entries_text(entries: tuple[ProviderEntry, ...]) -> str:
+    """What `parse_providers` reads back."""
+    return " ".join(
+        f"{entry.name}{'' if entry.account == 'default' else f'/{entry.account}'}={entry.adapter}"
+        + "".join(f",{key}={value}" for key, value in entry.options.items())
+        for entry in entries
+    )
+
+
 Seconds = Annotated[float, Field(ge=0.05, allow_inf_nan=False)]
 Address = Annotated[str, Field(pattern=r"^(\[[0-9a-fA-F:]*\]|[0-9A-Za-z.-]*):[0-9]{1,5}$")]
 

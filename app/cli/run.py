@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 import click
 
-from app.settings import Settings, SettingsError, flag_of, load
+from app.settings import Settings, SettingsError, entries_text, flag_of, load
 
 if TYPE_CHECKING:
     from app.kube.client import Kube
@@ -76,7 +76,9 @@ def command(**flags: Any) -> None:
                 settings = stack.enter_context(bring_up(settings))
             except NotBroughtUp as error:
                 raise click.ClickException(str(error)) from None
+            # What the other commands need in another terminal.
             click.echo(f"export NEBULA_DATABASE_URL='{settings.database_url}'")
+            click.echo(f"export NEBULA_PROVIDERS='{entries_text(settings.providers)}'")
         from app.inventory.accounts import BadOptions
 
         try:
