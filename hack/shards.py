@@ -2,8 +2,9 @@
 
 A shard is a process of its own: what one session leaves in memory or starts cannot help or hurt the next. Two
 run at a time, since most of a shard is waiting; ``JOBS=1`` runs them one by one. What a shard prints appears
-when it ends. All shards run even when one fails; the exit code is 1 if any did. Arguments after ``--`` go to
-pytest.
+when it ends. All shards run even when one fails; the exit code is 1 if any did. What failed runs once more,
+by itself: a test that passes then is named as FLAKY, loudly, and does not fail the run; one that is wrong
+fails again (``RETRY=0`` gives it no second chance). Arguments after ``--`` go to pytest.
 """
 
 import os
@@ -22,6 +23,7 @@ FAST = ("cluster", "hack", "store", "providers", "unit", "model")
 SLOW = ("chaos", *FAST, "chart")
 SPLIT = frozenset({"cluster"})  # each of its folders is a shard
 
+_TESTS_FAILED = 1  # pytest's exit code for tests that ran and failed
 _NOTHING_COLLECTED = 5  # pytest's exit code for a selection without tests
 _BEAT_S = 30.0
 
@@ -91,7 +93,22 @@ def main(slow: bool, pytest_args: tuple[str, ...]) -> None:
 
 def _run(shard: str, *, marker: str, args: tuple[str, ...]) -> Outcome:
     began_s = time.monotonic()
-    argv = [sys.executable, "-m", "pytest", f"tests/{shard}", "-q", "-m", marker, "--durations=3", *args]
+    remembered = f"cache_dir=.pytest_cache/{marker.replace(' ', '-')}/{shard}"
+    argv = [sys.executable, "-m", "pytest", f"tests/{shard}", "-q", "-m", marker, "--durations=3"]
+    argv += ["-o", remembered, *args]
+    code, said = _pytest(argv)
+    if code == _TESTS_FAILED and os.environ.get("RETRY") != "0":
+        again, more = _pytest([*argv, "--last-failed", "--last-failed-no-failures=none"])
+        said += f"\n=== what failed, once more, by itself\n{more}"
+        if again == 0:
+            failed = [line for line in said.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+            said += "".join(f"FLAKY, it passed by itself: {line}\n" for line in failed)
+            return Outcome(shard, f"ok, {len(failed)} FLAKY", time.monotonic() - began_s, said)
+    verdict = {0: "ok", _NOTHING_COLLECTED: "no tests"}.get(code, "FAILED")
+    return Outcome(shard, verdict, time.monotonic() - began_s, said)
+
+
+def _pytest(argv: list[str]) -> tuple[int, str]:
     ran = subprocess.run(
         argv,
         cwd=ROOT,
@@ -101,8 +118,7 @@ def _run(shard: str, *, marker: str, args: tuple[str, ...]) -> Outcome:
         text=True,
         errors="replace",
     )
-    verdict = {0: "ok", _NOTHING_COLLECTED: "no tests"}.get(ran.returncode, "FAILED")
-    return Outcome(shard, verdict, time.monotonic() - began_s, ran.stdout)
+    return ran.returncode, ran.stdout
 
 
 def _size(folder: Path) -> int:
