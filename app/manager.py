@@ -31,6 +31,7 @@ from app.kube.client import Kube, Obj
 from app.kube.credentials import CredentialSecrets
 from app.kube.errors import Exists, KubeError
 from app.kube.events import Recorder
+from app.kube.installation import INSTALLATION_SECRET
 from app.kube.lease import Election, Term, TermOver, boot_clock
 from app.kubelet.server import Kubelet
 from app.ledger.budgets import Budgets
@@ -64,7 +65,6 @@ from catalog.stock import Stock
 
 log = structlog.get_logger()
 
-INSTALLATION_SECRET = "nebula-installation"
 FIRST_LOOK_S = 10.0  # how long standing for election waits for a first word about the database
 START_GRACE_S = 10.0  # how long placement waits, at the start of a term, for clouds that are slow to answer
 _OPTED_IN = f"{keys.ENABLED_LABEL}={keys.ENABLED}"

@@ -22,10 +22,11 @@ from app.kube.auth import NoCluster
 from app.kube.claims import UnreadableClaim, claim_spec
 from app.kube.client import Kube
 from app.kube.errors import KubeError
+from app.kube.installation import check_installation
 from app.provisioning.core import meters_json
 from app.provisioning.model import ClaimSpec
 from app.settings import Settings
-from app.store import findings, rentals
+from app.store import findings, rentals, rounds
 from app.store.engine import begin, database_now
 from app.store.installation import Installation
 from app.store.installation import get as installation_of
@@ -34,9 +35,12 @@ from app.sweep.audit import Audit
 from app.sweep.audit import audit as look
 from app.sweep.model import By, Finding, Kind, Next
 from app.sweep.trail import sighted
+from app.vnode.status import is_leaving, is_over
 from providers.base import Machine, ProviderError, Ref, ResourceId, usd_per_hour
 
 POLL_S = 0.2
+CLUSTER_S = 10.0
+LISTED_LATELY = timedelta(minutes=10)  # many rounds of a leader, however slowly it lists
 
 
 # --- sweep --execute -------------------------------------------------------------------------------------
@@ -81,7 +85,9 @@ async def approve_plan(
             f"sweeps are held: {found.facts.mode.held}; once every machine is accounted for:"
             " nebula hold release --yes"
         )
-    if found.incomplete:
+    if not found.facts.places:
+        say("note: no providers are given (--providers or NEBULA_PROVIDERS): no cloud was asked")
+    elif found.incomplete:
         bad = [place for places in found.facts.places.values() for place in places if place.unknown]
         say(f"note: {bad[0].provider} was not listed whole ({bad[0].unknown}): nothing is ended there")
     chosen = [one for one in found.findings if in_plan(one)]
@@ -195,10 +201,22 @@ async def protect_machine(
 
 
 async def forget_claim(
-    settings: Settings, engine: AsyncEngine, claim: str, *, confirm: str, reason: str, by: str
+    settings: Settings,
+    engine: AsyncEngine,
+    claim: str,
+    *,
+    confirm: str,
+    reason: str,
+    by: str,
+    cluster_lost: bool,
 ) -> str:
-    """Raises:
-    click.ClickException: nothing was forgotten; why.
+    """Let go of a claim that nothing speaks for: no Pod, no list of ours, and no list of a leader's.
+
+    ``cluster_lost``: a person says that there is no cluster to ask for the Pod.
+
+    Raises:
+        click.ClickException: nothing was forgotten; why.
+        OtherInstallation: the cluster is not this database's.
     """
     async with begin(engine) as conn:
         us = await _installed(conn)
@@ -207,8 +225,24 @@ async def forget_claim(
     key = (row["provider"], row["account"])
     if row["state"] == "ended":
         raise click.ClickException(f"claim {claim} has ended: there is nothing to forget")
+    if not settings.providers:
+        raise click.ClickException(
+            f"no providers are given (--providers or NEBULA_PROVIDERS), so account {key[0]}/{key[1]} cannot"
+            " be asked: give those of the controller, and the account itself even if its credentials are void"
+        )
+    if not cluster_lost:
+        await _check_pod(settings, row, installation=us.id)
     async with begin(engine) as conn:
         last, now = await findings.last_run(conn), await database_now(conn)
+        listed_at = await rounds.last_whole(conn, provider=key[0], account=key[1])
+    if listed_at is not None and now - listed_at < LISTED_LATELY:
+        age_s = int((now - listed_at).total_seconds())
+        minutes = int(LISTED_LATELY.total_seconds() // 60)
+        raise click.ClickException(
+            f"account {key[0]}/{key[1]} was listed whole {age_s} s ago: a controller has it open, and will"
+            " prove the claim's end. Wait; or, if its answers are wrong, take the account out of the"
+            f" controller's NEBULA_PROVIDERS, and try again {minutes} minutes later"
+        )
     if last is not None and (now - last["finished_at"]).total_seconds() < 2 * findings.RUN_EVERY_S:
         lists = {(place["provider"], place["account"]) for place in last["places"] if not place["unknown"]}
         if key in lists:  # it would end the machine at once, as one that came after its rental's end
@@ -241,6 +275,33 @@ async def forget_claim(
             await findings.resolve(conn, finding_id, how="forgotten", by=by, reason=reason)
     return (
         f"claim {row['claim_name']} is forgotten: its finalizer goes, whatever its machine at {key[0]} costs"
+    )
+
+
+async def _check_pod(settings: Settings, row: RowMapping, *, installation: str) -> None:
+    """Raises:
+    click.ClickException: the claim is there and its Pod wants the machine; or that cannot be told.
+    OtherInstallation: see `forget_claim`.
+    """
+    namespace, name = row["pod_namespace"], row["pod_name"]
+    try:
+        async with asyncio.timeout(CLUSTER_S), await Kube.connect(kubeconfig=settings.kubeconfig) as kube:
+            await check_installation(kube, namespace=settings.namespace, ours=installation)
+            claim = await kube.find(paths.nodeclaim(row["claim_name"]))
+            if claim is None or claim["metadata"]["uid"] != row["claim_uid"] or not name:
+                return
+            pod = await kube.find(paths.pod(namespace, name))
+    except (NoCluster, KubeError, TimeoutError, OSError) as error:
+        raise click.ClickException(
+            f"whether Pod {namespace}/{name} still wants the machine cannot be read"
+            f" ({str(error) or 'no answer'}): give --kubeconfig, or --cluster-is-lost if there is no cluster"
+            " any more"
+        ) from None
+    if pod is None or pod["metadata"]["uid"] != row["pod_uid"] or is_leaving(pod) or is_over(pod):
+        return
+    raise click.ClickException(
+        f"claim {row['claim_name']} is there, and its Pod {namespace}/{name} is not over: delete the Pod"
+        f" first (kubectl delete pod -n {namespace} {name}), which ends the machine if its account answers"
     )
 
 
@@ -305,9 +366,10 @@ async def adopt_machine(
     """Raises:
     click.ClickException: nothing was adopted; why.
     """
-    claim = await _claim(settings, claim_name)
     async with begin(engine) as conn:
         us = await _installed(conn)
+    claim = await _claim(settings, claim_name, installation=us.id)
+    async with begin(engine) as conn:
         query = text("""
             select claim_uid, attempt, region from instance_seen
             where provider = :provider and account = :account and resource_id = :id
@@ -360,9 +422,10 @@ async def adopt_machine(
     return f"{resource} is the machine of claim {claim.name} now"
 
 
-async def _claim(settings: Settings, name: str) -> ClaimSpec:
+async def _claim(settings: Settings, name: str, *, installation: str) -> ClaimSpec:
     try:
         async with await Kube.connect(kubeconfig=settings.kubeconfig) as kube:
+            await check_installation(kube, namespace=settings.namespace, ours=installation)
             found = await kube.find(paths.nodeclaim(name))
     except (NoCluster, KubeError) as error:
         raise click.ClickException(f"the claim cannot be read: {error}") from None

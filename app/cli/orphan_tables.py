@@ -21,6 +21,8 @@ def show(found: "Audit", findings: Sequence["Finding"], resolved: Sequence[Any])
     mode = (facts.mode.held and "HELD") or ((facts.mode.report and "report") or "sweep")
     cluster = found.cluster if found.unread is None else f"{found.cluster} ({found.unread})"
     click.echo(f"INSTALLATION {facts.installation}   CLAIMS {cluster}   MODE {mode}   LISTS {lists(facts)}")
+    if not facts.places:
+        click.echo("  no providers are given (--providers or NEBULA_PROVIDERS): no cloud was asked")
     for why in (facts.mode.held, facts.mode.report):
         if why:
             click.echo(f"  {why}")

@@ -25,6 +25,13 @@ PROTECT_AT_MOST = timedelta(days=30)
 
 Style = Literal["table", "json", "csv"]
 
+
+class WrongCluster(click.ClickException):
+    """Nothing can be judged by another installation's claims: as little as by a list that was not whole."""
+
+    exit_code = INCOMPLETE
+
+
 providers_option = click.option("--providers", metavar="TEXT", help="Accounts to list [NEBULA_PROVIDERS]")
 kubeconfig_option = click.option("--kubeconfig", metavar="PATH", help="Whose claims to read.")
 by_option = click.option("--by", default=getpass.getuser, show_default="you", help="Who says so.")
@@ -171,24 +178,35 @@ def protect(
 @group.command("forget")
 @database_option
 @providers_option
+@kubeconfig_option
 @click.argument("claim")
 @click.option("--reason", required=True, help="Why nobody needs to prove its end any more.")
 @click.option("--confirm", required=True, metavar="ID", help="The installation id, as you read it.")
+@click.option("--cluster-is-lost", is_flag=True, help="No cluster has the claim's Pod any more: do not ask.")
 @by_option
 def forget(
-    database_url: str | None, providers: str | None, claim: str, reason: str, confirm: str, by: str
+    database_url: str | None,
+    providers: str | None,
+    kubeconfig: str | None,
+    claim: str,
+    reason: str,
+    confirm: str,
+    cluster_is_lost: bool,
+    by: str,
 ) -> None:
     """Let go of CLAIM (name or UID) whose machine nobody can reach any more: its account is lost.
 
-    Its rental and runs are closed without a proof, and its finalizer goes. Refused while any list still shows
-    a machine of it.
+    Its rental and runs are closed without a proof, and its finalizer goes. Refused while its Pod wants the
+    machine, while any list still shows one of it, and while the controller lists the account.
     """
-    settings = _settings(database_url=database_url, providers=providers)
+    settings = _settings(database_url=database_url, providers=providers, kubeconfig=kubeconfig)
 
     async def work(engine: "AsyncEngine") -> str:
         from app.cli.orphan_deeds import forget_claim
 
-        return await forget_claim(settings, engine, claim, confirm=confirm, reason=reason, by=by)
+        return await forget_claim(
+            settings, engine, claim, confirm=confirm, reason=reason, by=by, cluster_lost=cluster_is_lost
+        )
 
     click.echo(run(_with_engine(settings, work)))
 
@@ -312,6 +330,7 @@ def _settings(**flags: Any) -> "Settings":
 
 async def _with_engine(settings: "Settings", work: Callable[["AsyncEngine"], Any]) -> Any:
     from app.inventory.accounts import BadOptions
+    from app.kube.installation import OtherInstallation
     from app.store.engine import engine_of
     from app.sweep.audit import NothingInstalled
 
@@ -320,6 +339,8 @@ async def _with_engine(settings: "Settings", work: Callable[["AsyncEngine"], Any
         return await work(engine)
     except NothingInstalled as error:
         raise click.ClickException(str(error)) from None
+    except OtherInstallation as error:
+        raise WrongCluster(f"{error}; nothing was done") from None
     except BadOptions as error:
         raise click.UsageError(str(error)) from None
     finally:

@@ -105,6 +105,15 @@ async def latest(conn: AsyncConnection, *, provider: str, account: str) -> list[
     return [Stretch(**row) for row in (await conn.execute(query)).mappings()]
 
 
+async def last_whole(conn: AsyncConnection, *, provider: str, account: str) -> datetime | None:
+    """When the newest complete round of any of an account's places ended, None if there was none."""
+    query = select(func.max(_table.c.last_ended_at)).where(
+        _table.c.provider == provider, _table.c.account == account, _table.c.complete
+    )
+    found: datetime | None = (await conn.execute(query)).scalar_one()
+    return found
+
+
 async def prune(conn: AsyncConnection, *, older_than_s: float, batch: int = 10_000) -> int:
     """Forget up to ``batch`` stretches that ended over ``older_than_s`` seconds ago; returns how many.
 

@@ -9,7 +9,7 @@ the identities say whose each machine is.
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from decimal import Decimal
 
@@ -25,6 +25,7 @@ from app.kube.auth import NoCluster
 from app.kube.client import Kube
 from app.kube.credentials import CredentialSecrets
 from app.kube.errors import KubeError
+from app.kube.installation import check_installation
 from app.settings import ProviderEntry, Settings
 from app.store import findings as rows
 from app.store import rentals, seen
@@ -32,7 +33,7 @@ from app.store.engine import begin
 from app.store.sweep_facts import Rows, mirrored_claims, read, regions
 from app.sweep.facts import UNOPENED, Listed, Lists, bounds_of, facts_of, version
 from app.sweep.judge import judge
-from app.sweep.model import ClaimFact, Facts, Finding, Judgement, Limits, Mode
+from app.sweep.model import ClaimFact, Facts, Finding, Judgement, Kind, Limits, Mode
 from app.sweep.parts import PartList, judge_parts
 from providers.base import ClaimUid, Provider, ProviderError, Ref, ResourceId
 from providers.capabilities import HasParts
@@ -56,8 +57,9 @@ class Audit:
 
     @property
     def incomplete(self) -> bool:
-        """Whether some list was not whole, so that "no finding" means less than it seems."""
-        return any(place.unknown for places in self.facts.places.values() for place in places)
+        """Whether some list was not whole, or none was asked for: "no finding" means less than it seems."""
+        places = self.facts.places
+        return not places or any(place.unknown for each in places.values() for place in each)
 
 
 class NothingInstalled(LookupError):
@@ -70,6 +72,7 @@ async def audit(settings: Settings, engine: AsyncEngine) -> Audit:
     Raises:
         StoreUnavailable: the database cannot be read.
         NothingInstalled: see there.
+        OtherInstallation: the cluster that answers is not this database's.
     """
     async with begin(engine) as conn:
         head = await read(conn, version=version(), uids=(), ids=())
@@ -87,7 +90,7 @@ async def audit(settings: Settings, engine: AsyncEngine) -> Audit:
         return next(iter(ids), "") if len(ids) < 2 else f"one of {', '.join(sorted(ids))}"
 
     async with AsyncExitStack() as stack:
-        kube = await _cluster(settings, stack)
+        kube = await _cluster(settings, stack, installation=head.installation)
         look = _Look(settings, head.installation, known_regions, recorded, kube=kube)
         await stack.enter_async_context(look)
         for key, shown in expected.items():
@@ -119,6 +122,9 @@ async def audit(settings: Settings, engine: AsyncEngine) -> Audit:
         ),
     )
     judgement = judge(facts)
+    if not settings.providers:  # whoever gave us none has not said that the accounts are gone
+        told = tuple(one for one in judgement.findings if one.kind is not Kind.PROVIDER_REMOVED)
+        judgement = replace(judgement, findings=told)
     findings = (*judgement.findings, *judge_parts(facts, parts))
     return Audit(
         facts=facts,
@@ -279,12 +285,20 @@ def _key(place: Place) -> AccountKey:
     return (place.provider, place.account)
 
 
-async def _cluster(settings: Settings, stack: AsyncExitStack) -> Kube | str:
-    """The way to the API server, or why there is none."""
+async def _cluster(settings: Settings, stack: AsyncExitStack, *, installation: str) -> Kube | str:
+    """The way to the API server, or why there is none.
+
+    Raises:
+        OtherInstallation: it answers, and is not this database's.
+    """
     try:
-        return await stack.enter_async_context(await Kube.connect(kubeconfig=settings.kubeconfig))
+        kube = await stack.enter_async_context(await Kube.connect(kubeconfig=settings.kubeconfig))
     except (NoCluster, OSError) as error:
         return str(error)[:200]
+    with suppress(TimeoutError):  # the claims' list then says what is the matter
+        async with asyncio.timeout(CLUSTER_S):
+            await check_installation(kube, namespace=settings.namespace, ours=installation)
+    return kube
 
 
 async def _claims(kube: Kube | str, engine: AsyncEngine) -> tuple[list[ClaimFact], str, str | None]:

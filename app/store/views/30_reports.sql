@@ -10,7 +10,8 @@ select c.*, l.namespace, l.workload_kind, l.workload_name, l.team, l.cost_center
         when c.kind = 'unused' then 'unused_commitment'
         when c.kind = 'purchase' then 'useful'
         when r.extra then 'duplicate'
-        when l.namespace = '' or exists (select from orphan_finding f where f.provider = r.provider
+        -- A machine whose claim was never known. What has no machine (a credit, a tax) is nobody's, and no waste.
+        when (c.run_id is not null and l.namespace = '') or exists (select from orphan_finding f where f.provider = r.provider
             and f.account = r.account and f.resource_id = r.resource_id and f.kind = 'no-claim'
             and f.executed_at is not null) then 'orphan'
         when c.kind in ('minimum', 'rounding') then 'minimum_charge'

@@ -274,11 +274,22 @@ async def test_forget_wants_the_installation_and_an_account_that_is_lost(
     uid = str(uuid4())
     await a_rental(engine, uid=uid, provider="lost")
     await a_rental_here(engine)
-    words = ("orphans", "forget", uid, "--reason", "the account was closed", "--by", "ada")
+    words = (
+        "orphans",
+        "forget",
+        uid,
+        "--reason",
+        "the account was closed",
+        "--by",
+        "ada",
+        "--cluster-is-lost",
+    )
 
     wrong = await nebula(*words, "--confirm", THEM)
     unknown = await nebula("orphans", "forget", "nobody", "--reason", "x", "--confirm", US)
-    reachable = await nebula("orphans", "forget", "here", "--reason", "x", "--confirm", US)
+    reachable = await nebula(
+        "orphans", "forget", "here", "--reason", "x", "--confirm", US, "--cluster-is-lost"
+    )
     await a_sweep(engine, provider="lost", unknown=None)
     listed = await nebula(*words, "--confirm", US)
     await a_sweep(engine, provider="lost", unknown="401")
@@ -293,6 +304,68 @@ async def test_forget_wants_the_installation_and_an_account_that_is_lost(
     assert (rental["state"], rental["ending_reason"]) == ("ended", "forgotten by ada: the account was closed")
     event = await one(engine, "select by, detail from orphan_event where what = 'resolved'")
     assert (event["by"], event["detail"]["as"]) == ("ada", "forgotten")
+
+
+async def test_forget_is_refused_where_the_account_was_listed_whole_lately(
+    nebula: Nebula, engine: AsyncEngine
+):
+    uid = str(uuid4())
+    await a_rental(engine, uid=uid, provider="theirs")
+    async with begin(engine) as conn:
+        await conn.execute(
+            text("""
+                insert into list_round (provider, account, region, complete, machines, began_at,
+                    last_began_at, last_ended_at)
+                values ('theirs', 'default', '', true, 1, now(), now(), now() - interval '1 minute')
+            """)
+        )
+    words = ("orphans", "forget", uid, "--reason", "x", "--confirm", US, "--cluster-is-lost")
+
+    refused = await nebula(*words)
+    async with begin(engine) as conn:
+        untouched = (await conn.execute(text("select state from rental"))).scalar_one()
+        await conn.execute(text("update list_round set last_ended_at = now() - interval '11 minutes'"))
+    done = await nebula(*words)
+
+    assert refused.returncode == 1
+    assert "account theirs/default was listed whole" in refused.stderr
+    assert "a controller has it open" in refused.stderr
+    assert untouched == "open"
+    assert done.returncode == 0, done.stderr
+
+
+async def test_forget_is_refused_where_nobody_can_say_whether_the_pod_wants_the_machine(
+    nebula: Nebula, engine: AsyncEngine
+):
+    uid = str(uuid4())
+    await a_rental(engine, uid=uid, provider="lost")
+
+    refused = await nebula("orphans", "forget", uid, "--reason", "x", "--confirm", US)
+
+    assert refused.returncode == 1
+    assert "whether Pod ml/train still wants the machine cannot be read" in refused.stderr
+    assert "--cluster-is-lost" in refused.stderr
+    assert (await one(engine, "select state from rental"))["state"] == "open"
+
+
+async def test_without_providers_no_account_is_gone_and_nothing_is_forgotten(
+    nebula: Nebula, engine: AsyncEngine
+):
+    uid = str(uuid4())
+    await a_rental(engine, uid=uid)
+
+    table = await nebula("orphans", NEBULA_PROVIDERS="")
+    plan = await nebula("sweep", "--execute", "--confirm", US, NEBULA_PROVIDERS="")
+    words = ("orphans", "forget", uid, "--reason", "x", "--confirm", US, "--cluster-is-lost")
+    refused = await nebula(*words, NEBULA_PROVIDERS="")
+
+    assert table.returncode == 3
+    assert "no providers are given" in table.stdout
+    assert "provider-removed" not in table.stdout
+    assert "no providers are given" in plan.stdout
+    assert refused.returncode == 1
+    assert "no providers are given" in refused.stderr
+    assert (await one(engine, "select state from rental"))["state"] == "open"
 
 
 async def a_sweep(engine: AsyncEngine, *, provider: str, unknown: str | None) -> None:

@@ -106,6 +106,24 @@ async def test_cost_28_a_refund_of_a_closed_month_is_a_correction_in_the_open_on
     )
 
 
+async def test_a_credit_refund_or_tax_of_an_account_is_no_waste(books: Books, nebula: Any):
+    run = await books.run(meters=[gpu("1")], pod_namespace="", pod_name="")
+    await books.over(run, after_s=3600)
+    await books.tick()
+    for kind, amount in (("credit", "-3"), ("refund", "-2"), ("tax", "1")):
+        written = await nebula(
+            "cost", "adjust", kind, "--provider", "modal", "--amount", amount, "--key", kind
+        )
+        assert written.exit_code == 0, written.output
+
+    assert {(row["reason"], row["cost"] > 0) for row in await books.sql("select * from waste")} == {
+        ("orphan", True)
+    }
+    (rest,) = await books.sql("select count(*) as n, sum(effective_once) / 3600 as usd from charge_use"
+        " where run_id is null and reason = 'useful'")  # fmt: skip
+    assert (rest["n"], rest["usd"]) == (3, Decimal(-4))
+
+
 @pytest.mark.parametrize(("args", "said"), [
     (["override", "set", "--provider", "m", "--usd-per-hour", "-1"], "is no amount of dollars"),
     (["override", "set", "--provider", "m", "--usd-per-hour", "1,5"], "is no amount of dollars"),
