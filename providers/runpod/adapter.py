@@ -364,7 +364,7 @@ class RunPod:
             pod = Pod.model_validate_json(reply.raw)
         except ValidationError as error:
             raise OutcomeUnknown("the create was answered with a body that cannot be read") from error
-        if pod.identity != attempt.identity:
+        if pod.reporter != attempt.identity:
             raise OutcomeUnknown(f"the create was answered with another pod, {pod.id}")
         state = state_of(pod)
         return Accepted(

@@ -260,7 +260,7 @@ class Listing:
     async def _look_at_job(self, pod: Pod, job: "_Job") -> None:
         job.looked_at = self._clock()
         with suppress(ProviderError):  # it is looked at again
-            job.end = await reported_end(self._client, pod.id, since=pod.started_at, identity=pod.identity)
+            job.end = await reported_end(self._client, pod.id, since=pod.started_at, identity=pod.reporter)
 
     def _remember(self, pods: Sequence[Pod]) -> None:
         """What a whole list showed; whatever it did not show is forgotten."""

@@ -20,6 +20,7 @@ DISK_VARIABLE: Final = "NEBULA_DISK_GB"
 JOB_VARIABLE: Final = "NEBULA_JOB"
 """There where the command's end is told in the log."""
 
+_TELLING_CHARS: Final = 12  # of a name that was cut short: shorter ones may be anybody's
 _OURS: Final = (IDENTITY_VARIABLE, DISK_VARIABLE, JOB_VARIABLE)
 
 
@@ -86,7 +87,21 @@ class Pod(BaseModel):
 
     @property
     def identity(self) -> str | None:
-        """From the environment, which nobody edits without a restart; else from the name."""
+        """Name and environment together; None where they differ.
+
+        A person's copy of a pod of ours keeps our environment under a name of its own, and one of ours that
+        is renamed cannot be told from that: such a pod is ours only where its id is on record. A name that
+        the cloud cuts short, or adds to, agrees: how long a name may be is not documented.
+        """
+        told, name = self.env.get(IDENTITY_VARIABLE) or None, self.name or None
+        if told is None or name is None or told == name:
+            return told or name
+        short, long = sorted((told, name), key=len)
+        return told if len(short) >= _TELLING_CHARS and long.startswith(short) else None
+
+    @property
+    def reporter(self) -> str | None:
+        """What the shell in the container calls itself in its log, whatever the pod is called by now."""
         return self.env.get(IDENTITY_VARIABLE) or self.name or None
 
     @property

@@ -541,13 +541,16 @@ async def test_over_the_rate_everything_is_patience(new_pair: NewPair):
 # --- what people do in the console ---------------------------------------------------------------------
 
 
-async def test_a_pod_that_a_person_renamed_is_still_ours(new_pair: NewPair):
+async def test_a_pod_under_another_name_than_its_environment_tells_is_ours_by_its_id_alone(new_pair: NewPair):
+    """A person's copy of a pod of ours keeps its environment: it must never be taken for an extra of ours."""
     pair = await new_pair()
     accepted = await rented(pair, identity="nb-test-3")
 
     await console(pair.cloud, "PATCH", f"/v2/pods/{accepted.ref.resource_id}", {"name": "my favourite"})
 
-    assert [machine.ref for machine in await pair.found("nb-test-3")] == [accepted.ref]
+    assert await pair.found("nb-test-3") == []
+    machine = await got(pair, accepted)
+    assert (machine.ref, machine.identity) == (accepted.ref, None)
 
 
 async def test_a_pod_that_a_person_stopped_is_over_and_no_interruption(new_pair: NewPair):
