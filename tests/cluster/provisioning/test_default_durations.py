@@ -4,13 +4,14 @@ All other tests live by the fast profile. Postgres has a clock of its own; it is
 written down.
 """
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 from sqlalchemy import text
 
 from app.inventory.accounts import Account
+from app.kube import paths
 from app.provisioning.model import Releasing, Rented, Waiting, Why
 from app.settings import FAST, Settings
 from tests.cluster.provisioning.conftest import POLICY, WORKLOAD, Bench
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.slow
 
 
 class Clock:
-    """Monotonic seconds; rows grow old with it."""
+    """Monotonic seconds; rows and the marks on claims grow old with it."""
 
     def __init__(self, bench: Bench) -> None:
         self.now, self._bench = 1000.0, bench
@@ -45,6 +46,15 @@ class Clock:
                 by,
             )
             await conn.execute(text("update run set accepted_at = accepted_at - cast(:by as interval)"), by)
+            uids = {str(row.uid) for row in await conn.execute(text("select claim_uid as uid from rental"))}
+        kube = self._bench.kube
+        async for page in kube.list_pages(paths.nodeclaims()):
+            for claim in page["items"]:
+                mark = (claim.get("status") or {}).get("attempt")
+                if mark is not None and claim["metadata"]["uid"] in uids:
+                    send_by = datetime.fromisoformat(mark["sendBy"]) - timedelta(seconds=seconds)
+                    body = {"status": {"attempt": {"sendBy": send_by.isoformat()}}}
+                    await kube.patch(paths.nodeclaim_status(claim["metadata"]["name"]), body, kind="merge")
         self.now += seconds
 
     async def rounds(self, account: Account, count: int = 2) -> None:
