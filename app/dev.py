@@ -17,8 +17,11 @@ from app.api.crds import load_crds
 from app.kube import paths
 from app.kube.client import Kube, Obj
 from app.kube.errors import Exists
+from app.kube.installation import installation_of
 from app.settings import ProviderEntry, Settings, entries_text
 from app.store.devserver import DevPostgres, NoServer, NotStarted, default_data_dir
+from app.store.engine import StoreUnavailable, connect, engine_of
+from app.store.installation import get as recorded_in
 
 log = structlog.get_logger()
 CLOUD_START_S = 30.0
@@ -30,13 +33,18 @@ class NotBroughtUp(RuntimeError):
     """A part could not be started; the message says which and why."""
 
 
+def folder_of(settings: Settings) -> Path:
+    """Where ``--dev`` keeps its database and its fake cloud."""
+    return Path(settings.dev_dir) if settings.dev_dir else default_data_dir().parent
+
+
 @contextmanager
 def bring_up(settings: Settings) -> Iterator[Settings]:
     """Start what the settings do not name, and give the settings that name it; stop it all at the end.
 
     What an earlier start has told its shell to export names parts that went with it: it counts as not named.
     """
-    folder = Path(settings.dev_dir) if settings.dev_dir else default_data_dir().parent
+    folder = folder_of(settings)
     folder.mkdir(parents=True, exist_ok=True)
     changes: dict[str, object] = {}
     told = folder / TOLD
@@ -97,6 +105,29 @@ def _listening(poll: Callable[[], int | None], output: Path) -> str:
             break
         time.sleep(0.05)
     raise NotBroughtUp(f"the fake cloud did not start:\n{processes.tail(output)}")
+
+
+async def check_folder(kube: Kube, settings: Settings) -> None:
+    """A database that an earlier cluster's controller has filled is of no use with this one.
+
+    Raises:
+        NotBroughtUp: it is of another installation than the cluster, or the cluster is of none yet.
+    """
+    engine = engine_of(settings)
+    try:
+        async with connect(engine) as conn:
+            recorded = await recorded_in(conn)
+    except StoreUnavailable:  # new, and without a table
+        return
+    finally:
+        await engine.dispose()
+    here = await installation_of(kube, namespace=settings.namespace)
+    if recorded is not None and recorded.id != here:
+        folder = folder_of(settings)
+        raise NotBroughtUp(
+            f"the database in {folder} is of another cluster's installation ({recorded.id}; this cluster's is"
+            f" {here or 'not made yet'}): give --dev-dir another folder, or delete {folder}"
+        )
 
 
 async def prepare_cluster(kube: Kube, namespace: str) -> None:

@@ -148,9 +148,13 @@ async def _run(settings: Settings) -> None:
     async with kube:
         try:
             if settings.dev:
-                from app.dev import prepare_cluster
+                from app.dev import NotBroughtUp, check_folder, prepare_cluster
 
                 await prepare_cluster(kube, settings.namespace)
+                try:
+                    await check_folder(kube, settings)
+                except NotBroughtUp as error:
+                    raise click.ClickException(str(error)) from None
             await _check_cluster(kube, settings)
         except KubeError as error:
             hint = "; does --kubeconfig (KUBECONFIG) name the right cluster?" if error.status == 0 else ""
