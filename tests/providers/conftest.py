@@ -29,6 +29,7 @@ from providers.base import (
     Tier,
     Workload,
 )
+from providers.fake.adapter import FakeProvider
 from tests.providers.rows import ROWS, Row
 from tests.support.clouds import FakeCloud
 
@@ -144,7 +145,13 @@ async def shared_clouds(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterat
         yield cloud_of
 
 
-@pytest.fixture(params=ROWS, ids=str)
+# The fake clouds in every run; the simulators of real ones, which are slower, with the slow tests.
+EVERY_ROW = [
+    row if row.factory is FakeProvider else pytest.param(row, marks=pytest.mark.slow) for row in ROWS
+]
+
+
+@pytest.fixture(params=EVERY_ROW, ids=str)
 def row(request: pytest.FixtureRequest) -> Row:
     """Every row; a rule for some of them parametrizes ``row`` itself, with `having`."""
     found: Row = request.param

@@ -24,16 +24,18 @@ def _sources() -> list[Source]:
 
 
 SOURCES = _sources()
+# One server in every run, the other with the slow tests: what differs between versions rarely breaks.
+SERVERS = [*SOURCES[:1], *(pytest.param(source, marks=pytest.mark.slow) for source in SOURCES[1:])]
 
 
-@pytest.fixture(scope="session", params=SOURCES)
+@pytest.fixture(scope="session", params=SERVERS)
 def store_server(request: pytest.FixtureRequest) -> Iterator[DevPostgres]:
     """A server of each kind, shared by the tests that only use databases on it."""
     with DevPostgres(durable=False, prefer=request.param) as server:
         yield server
 
 
-@pytest.fixture(params=SOURCES)
+@pytest.fixture(params=SERVERS)
 def own_server(request: pytest.FixtureRequest) -> Iterator[DevPostgres]:
     """A server that the test may stop, kill or reconfigure."""
     with DevPostgres(durable=False, prefer=request.param) as server:
