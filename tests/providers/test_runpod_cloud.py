@@ -36,14 +36,13 @@ from tests.providers.conftest import Pair, a_workload, an_attempt, opened
 from tests.providers.rows import ROWS, RUNPOD
 from tests.support.clouds import FakeCloud
 
-pytestmark = pytest.mark.slow  # each with a cloud of its own
 
 NewPair = Callable[..., Awaitable[Pair]]
 A40 = Accelerator(type="A40", count=1)
 CENTRES = {"regions": ["EU-RO-1", "US-CA-2"], "lists": "global"}
 ROW = next(row for row in ROWS if row.name == "runpod")
 
-pytestmark = pytest.mark.parametrize("row", [ROW], ids=str)
+pytestmark = [pytest.mark.parametrize("row", [ROW], ids=str), pytest.mark.slow]
 
 
 def runpod(pair: Pair) -> RunPod:
