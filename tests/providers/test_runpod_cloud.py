@@ -36,7 +36,6 @@ from tests.providers.conftest import Pair, a_workload, an_attempt, opened
 from tests.providers.rows import ROWS, RUNPOD
 from tests.support.clouds import FakeCloud
 
-
 NewPair = Callable[..., Awaitable[Pair]]
 A40 = Accelerator(type="A40", count=1)
 CENTRES = {"regions": ["EU-RO-1", "US-CA-2"], "lists": "global"}
