@@ -181,7 +181,7 @@ def test_a_429_is_patience_and_no_refusal():
 def a_pod(**changes: Any) -> Pod:
     body: dict[str, Any] = {
         "id": "pod1",
-        "name": "n",
+        "name": "nb-1",
         "status": "RUNNING",
         "env": {"NEBULA_IDENTITY": "nb-1", "SECRET": "canary"},
         "ports": ["8000/tcp"],
