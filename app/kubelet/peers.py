@@ -9,6 +9,7 @@ import asyncio
 import socket
 import struct
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 
 from app.kubelet import spdy, websocket
@@ -26,7 +27,7 @@ class Lost(Exception):
     """The client has gone: nothing more can be sent, and nothing will come."""
 
 
-class Peer(asyncio.Protocol):
+class Peer(asyncio.Protocol, ABC):
     """The part that both protocols share."""
 
     def __init__(self) -> None:
@@ -128,8 +129,9 @@ class Peer(asyncio.Protocol):
             if not self._transport.is_closing():
                 self._transport.resume_reading()
 
+    @abstractmethod
     def _over(self) -> None:
-        raise NotImplementedError
+        """The connection has ended: tell whoever reads or waits."""
 
 
 class Inbox:
@@ -308,8 +310,9 @@ class WebSocketPeer(Peer):
         except websocket.ProtocolError as error:
             self.say_goodbye(error.code)
 
+    @abstractmethod
     def take(self, content: bytes, *, text: bool) -> None:
-        raise NotImplementedError
+        """One whole message, text or binary."""
 
     def say_goodbye(self, code: int = websocket.NORMAL) -> None:
         """The close frame, once, and the end of the connection."""
