@@ -63,6 +63,17 @@ class Follower:
                     core.notify(uid)
                 if life.state == "live" and not life.gone and uid not in judged.claims:
                     self._queue(uid)
+            self._queue_vanished(judged)
+
+    def _queue_vanished(self, judged: Judged) -> None:
+        """Machines of ended or forgotten claims that a complete list no longer shows: their runs end now."""
+        core = self._core
+        for uid in core.inventory.claims() - judged.claims:
+            life = core.lives.get(uid)
+            if life is not None and life.state != "ended":
+                continue
+            if any(known.place == judged.place for known in core.inventory.of_claim(uid)):
+                self._queue(uid)
 
     def _project(self, life: Life) -> None:
         """Show the newest sight of the recorded machine; tell only of differences."""
@@ -168,12 +179,24 @@ class Follower:
     async def _stranger(self, uid: ClaimUid, known: list[Known]) -> None:
         """Machines of a claim that no row knows. If its claim is gone as well, the sweep judges them."""
         core = self._core
+        known = [machine for machine in known if not await self._forgotten(machine)]
         if not known:
             return
         if await self._port.find(uid):
             core.notify(uid)  # its own room will come to it, by the claim's mark
             return
         log.debug("a machine whose claim is gone and forgotten", machine=known[0].ref.resource_id)
+
+    async def _forgotten(self, machine: Known) -> bool:
+        """Whether it is over; then nobody needs to remember it, since no run of ours is open for it."""
+        core, ref = self._core, machine.ref
+        account = core.accounts.get((ref.provider, ref.account))
+        shown = machine.shown_at
+        if account is None or not await self._proven_gone(account, ref, after=shown, later=shown):
+            return False
+        core.facts.put_nowait(run_facts(ref, machine.machine, gone=True))
+        core.inventory.forget(ref)
+        return True
 
     async def end_forgotten(self, ref: Ref, identity: Identity, *, reason: str) -> str:
         """Begin the end of a machine that no claim and no row knows: the sweep's one way to destroy.
