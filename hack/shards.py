@@ -1,10 +1,10 @@
 """``python -m hack.shards``: the tests in shards, one folder each, and how long each took.
 
-A shard is a process of its own: what one session leaves in memory or starts cannot help or hurt the next. Two
-run at a time, since most of a shard is waiting; ``JOBS=1`` runs them one by one. What a shard prints appears
-when it ends. All shards run even when one fails; the exit code is 1 if any did. What failed runs once more,
-by itself: a test that passes then is named as FLAKY, loudly, and does not fail the run; one that is wrong
-fails again (``RETRY=0`` gives it no second chance). Arguments after ``--`` go to pytest.
+A shard is a process of its own: what one session leaves in memory or starts cannot help or hurt the next.
+Three run at a time, since most of a shard is waiting; ``JOBS=1`` runs them one by one. What a shard prints
+appears when it ends. All shards run even when one fails; the exit code is 1 if any did. What failed runs
+once more, by itself: a test that passes then is named as FLAKY, loudly, and does not fail the run; one that
+is wrong fails again (``RETRY=0`` gives it no second chance). Arguments after ``--`` go to pytest.
 """
 
 import os
@@ -22,7 +22,9 @@ ROOT = Path(__file__).resolve().parent.parent
 FAST = ("cluster", "hack", "store", "providers", "unit", "model")
 SLOW = ("chaos", *FAST, "chart")
 SPLIT = frozenset({"cluster"})  # each of its folders is a shard
-HALVED = frozenset({"chaos"})  # as long as all others together: every other file of it is a shard
+# The longest, in parts of every n-th file: one that is left alone at the end is what the run waits for.
+PARTS = {"chaos": 4, "cluster/vnode": 2, "cluster/provisioning": 2, "cluster/whole": 2}
+JOBS = 3
 
 _TESTS_FAILED = 1  # pytest's exit code for tests that ran and failed
 _NOTHING_COLLECTED = 5  # pytest's exit code for a selection without tests
@@ -40,22 +42,20 @@ class Outcome:
 
 
 def shards(names: tuple[str, ...]) -> list[str]:
-    """The folders below ``tests/`` that are there, the long ones first."""
+    """The folders below ``tests/`` that are there, or parts of them, the long ones first."""
     found: list[str] = []
-    later: list[str] = []
     for name in names:
         folder = ROOT / "tests" / name
         if name in SPLIT and folder.is_dir():
             inner = sorted(path for path in folder.iterdir() if any(path.glob("test_*.py")))
             found += [f"{name}/{path.name}" for path in sorted(inner, key=_size, reverse=True)]
-        elif name in HALVED and folder.is_dir():
-            found.append(f"{name} 1/2")
-            later.append(f"{name} 2/2")
         elif folder.is_dir():
             found.append(name)
-            found += later
-            later = []
-    return found + later
+    parts = [
+        f"{name} {n}/{count}" for name, count in PARTS.items() if name in found for n in range(1, count + 1)
+    ]
+    parts = [part for part in parts if _paths(part)]
+    return parts + [name for name in found if name not in PARTS]
 
 
 def _paths(shard: str) -> list[str]:
@@ -63,8 +63,8 @@ def _paths(shard: str) -> list[str]:
     name, _, part = shard.partition(" ")
     if not part:
         return [f"tests/{name}"]
-    first = int(part.partition("/")[0]) - 1
-    files = sorted((ROOT / "tests" / name).glob("test_*.py"))[first::2]
+    number, _, count = part.partition("/")
+    files = sorted((ROOT / "tests" / name).glob("test_*.py"))[int(number) - 1 :: int(count)]
     return [f"tests/{name}/{path.name}" for path in files]
 
 
@@ -88,7 +88,7 @@ def main(slow: bool, pytest_args: tuple[str, ...]) -> None:
                 return
             done.put(_run(shard, marker=marker, args=pytest_args))
 
-    jobs = max(1, int(os.environ.get("JOBS") or 2))
+    jobs = max(1, int(os.environ.get("JOBS") or JOBS))
     for _ in range(jobs):
         threading.Thread(target=work, daemon=True).start()
     outcomes: list[Outcome] = []

@@ -46,3 +46,24 @@ def test_a_file_that_cannot_be_read_fails_the_run(shard: Path):
     (shard / "test_it.py").write_text("import nosuchmodule\n")
 
     assert shards._run("some", marker="not slow", args=()).verdict == "FAILED"
+
+
+def test_the_parts_of_a_long_folder_have_each_of_its_files_once(shard: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(shards, "PARTS", {"some": 3})
+    names = {f"tests/some/test_{letter}.py" for letter in "abcd"}
+    for name in names:
+        (shards.ROOT / name).touch()
+
+    parts = shards.shards(("some",))
+
+    assert parts == ["some 1/3", "some 2/3", "some 3/3"]
+    given = [path for part in parts for path in shards._paths(part)]
+    assert sorted(given) == sorted(names)
+
+
+def test_no_part_is_without_a_file(shard: Path, monkeypatch: pytest.MonkeyPatch):
+    """It would be given no path, and run all tests there are."""
+    monkeypatch.setattr(shards, "PARTS", {"some": 2})
+    (shard / "test_it.py").touch()
+
+    assert shards.shards(("some",)) == ["some 1/2"]
