@@ -16,12 +16,11 @@ from app.inventory.identity import new_installation
 from app.kube.claims import claim_spec
 from app.kube.client import Kube, Obj
 from app.ledger.duty import Ledger
-from app.ledger.rules import dollars
 from app.mirror.mirror import Mirror
 from app.provisioning.model import Released
 from app.store.engine import begin, create_engine
 from hack.cluster import Cluster
-from tests.support import composed
+from tests.support import bill, composed
 from tests.support.clouds import SMALL, FakeCloud
 from tests.support.composed import Composed, until
 
@@ -122,27 +121,11 @@ class World:
 
     async def billed(self) -> None:
         """Every run is closed, and its cloud's bill was compared with it."""
-
-        async def compared() -> bool:
-            (row,) = await self.rows(
-                "select count(*) as runs, count(l.billed_at) as billed from run r"
-                " left join ledger_run l on l.run_id = r.id"
-            )
-            return row["runs"] == row["billed"] > 0
-
-        await until(compared, what="every run's bill")
+        await until(lambda: bill.is_settled(self.engine), what="every run's bill")
 
     async def cost(self) -> Decimal:
         """Dollars in the ledger: each machine's divided once, as a cloud bills each machine."""
-        return sum((await self.costs()).values(), Decimal(0))
-
-    async def costs(self) -> dict[str, Decimal]:
-        """The same by machine."""
-        rows = await self.rows(
-            "select r.resource_id, sum(c.billed_dollar_seconds) as sum"
-            " from charge_between('2020-01-01', '2100-01-01') c join run r on r.id = c.run_id group by 1"
-        )
-        return {row["resource_id"]: dollars(row["sum"]) for row in rows}
+        return sum((await bill.ledger_costs(self.engine)).values(), Decimal(0))
 
 
 @pytest.fixture
