@@ -248,6 +248,11 @@ class Settings(BaseModel):
     close_after_s: Seconds = Field(
         259_200.0, description="How long after a month's end it is closed: later news are corrections."
     )
+    segments_keep_months: Annotated[int, Field(ge=0)] = Field(
+        13,
+        description="Single charges of closed months are kept for so many months, their sums for ever;"
+        " 0: charges too.",
+    )
     budget_look_ahead_s: Seconds = Field(
         3600.0, description="A NodePool's budget counts what runs and is promised for so much longer."
     )

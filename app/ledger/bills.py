@@ -59,8 +59,8 @@ class Reconciler:
             return
         async with begin(self.engine) as conn:
             kept = [self._line(each) for each in lines]
-            await bills.put(conn, kept, provider=account.name, account=account.account)
             names = {"provider": account.name, "account": account.account}
+            await bills.put(conn, kept, epoch=epoch, **names)
             for compared in await bills.comparable(conn, settle_s=self.settle_s, **names):
                 difference = difference_of(compared)
                 if difference is not None:

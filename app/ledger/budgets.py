@@ -44,8 +44,8 @@ class Budgets:
         """
         wanted = [own for pool in self.pools.all() if (own := self._of(pool)) is not None]
         async with begin(self.engine) as conn:
-            await budgets.put(conn, wanted)
-            await budgets.keep_pools(conn, [own.name for own in wanted])
+            await budgets.put(conn, wanted, epoch=epoch)
+            await budgets.keep_pools(conn, [own.name for own in wanted], epoch=epoch)
             found = await budgets.status(conn)
             told = [
                 (each, threshold)

@@ -2,13 +2,15 @@
 
 An open run's segments are replaced where they differ. A closed run's never are: what its facts or its price
 turned out to be later becomes one adjustment for each meter, so that reports before and after differ only by
-it, and a second arrival of the same news writes nothing. What a prepayment covers is corrected apart from
-what is billed; and once the cloud's own final bill was compared, that has the last word.
+it, and a second arrival of the same news writes nothing. So it is with what lies in closed months of a run that
+is still open: it is cut off at their end, stays as it was written, and is corrected by adjustments. What a
+prepayment covers is corrected apart from what is billed; and once the cloud's own final bill was compared,
+that has the last word.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from decimal import Decimal
 
 from app.ledger.facts import facts_of
@@ -18,6 +20,7 @@ from app.store.ledger import AdjustmentRow, Due, Prices, SegmentRow, Written
 from providers.base import BillingRule
 
 _NOTHING = Decimal(0)
+_MICROSECOND = timedelta(microseconds=1)
 
 
 def changes_of(
@@ -33,15 +36,18 @@ def changes_of(
     gone: Sequence[SegmentRow] = ()
     new: Sequence[SegmentRow] = ()
     if due.held.closed:
-        # What the cloud has billed is paid: a price that is set later must not be taken off once more.
-        adjustments = [] if due.held.billed else _corrections(due, derived)
+        # What the cloud has billed is paid: a price that is set later must not be taken off once more. A run
+        # that is open again is corrected once it has its end.
+        adjustments = [] if due.held.billed or not closed else _late(due, derived)
     else:
         gpus = labels.accelerator_count
-        wanted = [_row(each, gpus=gpus) for each in derived.segments]
-        held = set(due.held.segments)
-        gone = [each for each in due.held.segments if each not in wanted]
+        before, after = _cut(derived.segments, due.closed_until)
+        wanted = [_row(each, gpus=gpus) for each in after]
+        held = {each for each in due.held.segments if not each.frozen}
+        gone = [each for each in due.held.segments if each in held and each not in wanted]
         new = [each for each in wanted if each not in held]
-        adjustments = [
+        adjustments = _late(due, Derived(segments=before)) if due.closed_until is not None else []
+        adjustments += [
             AdjustmentRow(
                 key=f"run:{due.run.id}:{each.meter}:{each.kind.value}" + _paid_by(each.commitment_id),
                 meter=each.meter,
@@ -59,6 +65,7 @@ def changes_of(
     return Written(
         run_id=due.run.id,
         changed_at=due.changed_at,
+        closed_month=due.closed_month,
         labels=labels,
         label_hash=hash_of(labels),
         rules=rules,
@@ -70,40 +77,67 @@ def changes_of(
     )
 
 
+def _cut(
+    segments: Sequence[Segment], until: datetime | None
+) -> tuple[tuple[Segment, ...], tuple[Segment, ...]]:
+    """What lies before ``until``, and what after; what goes over it is in both, in part."""
+    if until is None:
+        return (), tuple(segments)
+    before, after = [], []
+    for each in segments:
+        if each.start < until:
+            before.append(each if each.end is not None and each.end <= until else replace(each, end=until))
+        if each.end is None or each.end > until:
+            after.append(each if each.start >= until else replace(each, start=until))
+    return tuple(before), tuple(after)
+
+
 @dataclass(slots=True)
 class _Sum:
-    """Of one meter. ``unpriced``: some of its seconds had no price."""
+    """Of one meter. ``unpriced``: some of its seconds had no price. ``listed`` as reports count it."""
 
     seconds: Decimal = _NOTHING
     dollar_seconds: Decimal = _NOTHING
+    listed: Decimal = _NOTHING
     unpriced: bool = False
 
-    def add(self, more_s: Decimal, amount: Decimal | None) -> None:
+    def add(self, more_s: Decimal, amount: Decimal | None, listed: Decimal | None) -> None:
         self.seconds = total([self.seconds, more_s])
         self.dollar_seconds = total([self.dollar_seconds, amount])
+        self.listed = total([self.listed, listed])
         self.unpriced = self.unpriced or amount is None
 
+    def add_time(
+        self, length_s: Decimal, quantity: Decimal, usd: Decimal | None, list_usd: Decimal | None
+    ) -> None:
+        shown = usd if list_usd is None else list_usd
+        self.add(
+            length_s,
+            None if usd is None else product(quantity, usd, length_s),
+            None if shown is None else product(quantity, shown, length_s),
+        )
 
-def _corrections(due: Due, derived: Derived) -> list[AdjustmentRow]:
-    """What makes a closed run's sums those of the derivation."""
+
+def _late(due: Due, derived: Derived) -> list[AdjustmentRow]:
+    """What makes the sums of what is frozen those of the derivation."""
     wanted: dict[tuple[str, int | None], _Sum] = {}
     held: dict[tuple[str, int | None], _Sum] = {}
     for each in derived.segments:
         if each.end is not None:
             sum_ = wanted.setdefault((each.meter, each.commitment_id), _Sum())
-            sum_.add(seconds(each.start, each.end), each.dollar_seconds)
+            sum_.add_time(seconds(each.start, each.end), each.quantity, each.usd, each.list_usd)
     for extra in derived.adjustments:
         sum_ = wanted.setdefault((extra.meter, extra.commitment_id), _Sum())
-        sum_.add(extra.seconds, extra.dollar_seconds)
-    for row in due.held.segments:
-        if row.end is not None:
-            length = seconds(row.start, row.end)
-            amount = None if row.usd is None else product(row.quantity, row.usd, length)
-            held.setdefault((row.meter, row.commitment_id), _Sum()).add(length, amount)
-    for paid, (more_s, more) in due.held.adjusted.items():
-        held.setdefault(paid, _Sum()).add(more_s, more)
-    ends = [row.end for row in due.held.segments if row.end is not None]
-    at = due.held.ended_at or max(ends, default=due.changed_at)
+        sum_.add(extra.seconds, extra.dollar_seconds, extra.list_dollar_seconds)
+    frozen = [row for row in due.held.segments if row.frozen and row.end is not None]
+    for row in frozen:
+        assert row.end is not None
+        sum_ = held.setdefault((row.meter, row.commitment_id), _Sum())
+        sum_.add_time(seconds(row.start, row.end), row.quantity, row.usd, row.list_usd)
+    for paid, more in due.held.adjusted.items():
+        held.setdefault(paid, _Sum()).add(more.seconds, more.dollar_seconds, more.list_dollar_seconds)
+    at = _instant(due, [*(row.end for row in frozen), *(each.end for each in derived.segments)])
+    phases = {row.meter: row.phase for row in reversed(frozen)}
     found = []
     for meter, commitment_id in sorted({*wanted, *held}, key=lambda each: (each[0], each[1] or 0)):
         paid = (meter, commitment_id)
@@ -117,17 +151,28 @@ def _corrections(due: Due, derived: Derived) -> list[AdjustmentRow]:
                 # The same news, heard by two leaders, is one row; the next news is another.
                 key=f"run:{due.run.id}:{meter}:{kind.value}:{due.held.adjustments}" + _paid_by(commitment_id),
                 meter=meter,
-                phase=next((row.phase for row in due.held.segments if row.meter == meter), ""),
+                phase=phases.get(
+                    meter, next((each.phase.value for each in derived.segments if each.meter == meter), "")
+                ),
                 kind=kind.value,
                 at=at,
                 seconds=more_s,
                 dollar_seconds=amount if not (after.unpriced and not amount) else None,
-                list_dollar_seconds=None,
+                list_dollar_seconds=total([after.listed, -before.listed]),
                 reason="a price that came late" if not more_s else "a time that came late",
                 commitment_id=commitment_id,
             )
         )
     return found
+
+
+def _instant(due: Due, ends: Sequence[datetime | None]) -> datetime:
+    """Where a correction falls, unless that is in a closed month: the last instant of what it corrects."""
+    last = max((end for end in ends if end is not None), default=due.changed_at)
+    if due.held.closed:
+        return due.held.ended_at or last
+    assert due.closed_until is not None
+    return min(last, due.closed_until - _MICROSECOND)
 
 
 def _paid_by(commitment_id: int | None) -> str:

@@ -19,7 +19,7 @@ from app.ledger.budgets import Budgets
 from app.ledger.prices import listed
 from app.ledger.writer import Writer
 from app.settings import Settings
-from app.store import ledger, ledger_metrics, ledger_upkeep
+from app.store import ledger, ledger_metrics, ledger_periods, ledger_upkeep
 from app.store.engine import StoreUnavailable, begin
 from catalog.offerings import Offerings
 from providers.capabilities import Bills
@@ -109,7 +109,7 @@ class Ledger:
 
     async def tick(self, epoch: int) -> None:
         """Runs -> segments."""
-        await self._rules()
+        await self._rules(epoch)
         await self._writer.tick(epoch=epoch)
 
     async def budgets(self, epoch: int) -> None:
@@ -123,7 +123,7 @@ class Ledger:
             found = await ledger_metrics.read(conn, epoch=epoch)
         metrics.SHOWN.snapshot = metrics.Snapshot(**found)
 
-    async def _rules(self) -> None:
+    async def _rules(self, epoch: int) -> None:
         """Write down how each open account bills, before anything of it is derived."""
         for account in self._accounts:
             if account.key in self._ruled:
@@ -135,10 +135,11 @@ class Ledger:
                     account=account.account,
                     rules=account.traits.billing,
                     bills=isinstance(account.provider, Bills),
+                    epoch=epoch,
                 )
             self._ruled.add(account.key)
 
-    async def prices(self, _epoch: int) -> None:
+    async def prices(self, epoch: int) -> None:
         """What is listed -> price points."""
         version = self._offerings.version
         if version == self._priced:
@@ -146,21 +147,35 @@ class Ledger:
         for offers in self._offerings:
             async with begin(self._engine) as conn:
                 await ledger_upkeep.list_prices(
-                    conn, provider=offers.provider, account=offers.account, rows=listed(offers.offerings)
+                    conn,
+                    provider=offers.provider,
+                    account=offers.account,
+                    rows=listed(offers.offerings),
+                    epoch=epoch,
                 )
         self._priced = version
 
-    async def sums(self, _epoch: int) -> None:
-        """Days that are over -> sums; months that are long over -> closed."""
+    async def sums(self, epoch: int) -> None:
+        """Days that are over -> sums; months that are long over -> closed, later archived, at last dropped."""
         async with begin(self._engine) as conn:
             days = await ledger_upkeep.due_days(conn, grace_s=SUMS_GRACE_S)
         for day in days:
             async with begin(self._engine) as conn:
-                await ledger_upkeep.seal_day(conn, day)
+                await ledger_upkeep.seal_day(conn, day, epoch=epoch)
         async with begin(self._engine) as conn:
-            for month in await ledger_upkeep.due_months(conn, after_s=self._settings.close_after_s):
-                if await ledger_upkeep.close_month(conn, month):
+            months = await ledger_periods.due_months(conn, after_s=self._settings.close_after_s)
+        for month in months:
+            async with begin(self._engine) as conn:
+                if await ledger_periods.close_month(conn, month, epoch=epoch):
                     log.info("month closed", month=str(month))
+        async with begin(self._engine) as conn:
+            await ledger_periods.sum_months(conn, epoch=epoch)
+        async with begin(self._engine) as conn:
+            await ledger_periods.archive(conn, epoch=epoch)
+        async with begin(self._engine) as conn:
+            await ledger_periods.drop_old(
+                conn, keep_months=self._settings.segments_keep_months, epoch=epoch
+            )
 
     async def bills(self, epoch: int) -> None:
         """The clouds' own bills beside ours."""

@@ -25,6 +25,10 @@ async def verify(conn: AsyncConnection) -> list[str]:
         for row in await costs.rows(conn, costs.STALE_SUMS)
     ]
     wrong += [
+        f"month {row['month']}: closed at {row['closed']}, its charges are {row['ledger']} dollar-seconds"
+        for row in await costs.rows(conn, costs.MOVED_MONTHS)
+    ]
+    wrong += [
         f"run {row['run_id']} ({row['provider']} {row['resource_id']}) is not in the ledger"
         for row in await costs.rows(conn, costs.UNBOOKED)
     ]
@@ -42,8 +46,7 @@ async def _derived_again(conn: AsyncConnection) -> list[str]:
     for start in range(0, len(ids), AT_ONCE):
         for due in await ledger.derivable(conn, ids[start : start + AT_ONCE]):
             changes = changes_of(due, prices, now=now, rules=used[due.run.id])
-            fresh = [each for each in changes.adjustments if due.held.closed]
-            if due.is_current and (changes.gone or changes.new or fresh):
+            if due.is_current and (changes.gone or changes.new or changes.adjustments):
                 wrong.append(
                     f"run {due.run.id} ({due.run.provider} {due.run.resource_id}): its facts say otherwise"
                 )

@@ -8,6 +8,8 @@ from decimal import Decimal
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from app.store.ledger_periods import CLOSED_UNTIL
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
@@ -51,8 +53,9 @@ async def open_from(conn: AsyncConnection, *, provider: str, account: str) -> da
 _PUT = text("""
     insert into provider_bill_line (provider, account, resource_id, meter, starts_at, ends_at, usd, identity,
         claim_uid, final)
-    values (:provider, :account, :resource_id, :meter, :starts_at, :ends_at, :usd, :identity, :claim_uid,
-        :final)
+    select :provider, :account, :resource_id, :meter, cast(:starts_at as timestamptz),
+        cast(:ends_at as timestamptz), cast(:usd as numeric), :identity, :claim_uid, cast(:final as boolean)
+    from installation where epoch = :epoch
     on conflict (provider, account, resource_id, meter, starts_at, ends_at) do update
         set usd = excluded.usd, final = excluded.final, fetched_at = now()
         where not provider_bill_line.final
@@ -61,7 +64,9 @@ _PUT = text("""
 """)
 
 
-async def put(conn: AsyncConnection, lines: Iterable[Line], *, provider: str, account: str) -> None:
+async def put(
+    conn: AsyncConnection, lines: Iterable[Line], *, provider: str, account: str, epoch: int
+) -> None:
     """Take lines in, each once; a line that was final stays as it was."""
     rows = [
         {
@@ -75,6 +80,7 @@ async def put(conn: AsyncConnection, lines: Iterable[Line], *, provider: str, ac
             "identity": line.identity,
             "claim_uid": line.claim_uid,
             "final": line.final,
+            "epoch": epoch,
         }
         for line in lines
     ]
@@ -84,7 +90,7 @@ async def put(conn: AsyncConnection, lines: Iterable[Line], *, provider: str, ac
 
 _COMPARABLE = text("""
     select l.run_id, array_agg(b.usd::text) as lines,
-        coalesce((select sum(s.dollar_seconds) from billing_segment s where s.run_id = l.run_id), 0)
+        coalesce((select sum(s.dollar_seconds) from segment s where s.run_id = l.run_id), 0)
         + coalesce((select sum(j.dollar_seconds) from billing_adjustment j where j.run_id = l.run_id
             and j.kind not in ('credit', 'refund', 'tax')), 0) as dollar_seconds
     from ledger_run l join run r on r.id = l.run_id
@@ -112,7 +118,7 @@ async def comparable(
     ]
 
 
-_SETTLE = text("""
+_SETTLE = text(f"""
     with run_ as (
         update ledger_run set billed_at = clock_timestamp()
         where run_id = :run_id and billed_at is null and (select epoch from installation) = :epoch
@@ -128,9 +134,8 @@ _SETTLE = text("""
     select :key, l.run_id, l.label_set_id, 'invoice_true_up',
         case when m.month is null then coalesce(l.ended_at, l.closed_at) else now() end, :dollar_seconds,
         m.month, 'the cloud''s own bill says otherwise'
-    from run_ l left join lateral (select max(p.month) as month from billing_period_close p
-        where p.month = date_trunc('month', coalesce(l.ended_at, l.closed_at) at time zone 'UTC')::date
-    ) m on true
+    from run_ l cross join lateral (select case when coalesce(l.ended_at, l.closed_at) < {CLOSED_UNTIL}
+        then date_trunc('month', coalesce(l.ended_at, l.closed_at) at time zone 'UTC')::date end as month) m
     where cast(:dollar_seconds as numeric) is not null
     on conflict (key) do nothing
 """)
@@ -149,7 +154,7 @@ async def settle(
     await conn.execute(_SETTLE, values)
 
 
-_STRAYS = text("""
+_STRAYS = text(f"""
     with stray as (
         select b.provider, b.account, b.resource_id, b.claim_uid, sum(b.usd) as usd, max(b.ends_at) as at
         from provider_bill_line b
@@ -184,8 +189,8 @@ _STRAYS = text("""
     select 'bill:' || n.provider || ':' || n.account || ':' || n.resource_id, coalesce(l.id, o.id),
         'invoice_true_up', case when m.month is null then n.at else greatest(n.at, now()) end, n.usd * 3600,
         m.month, 'billed by the cloud for a machine of ours that we never saw'
-    from named n left join lateral (select max(p.month) as month from billing_period_close p
-        where p.month = date_trunc('month', n.at at time zone 'UTC')::date) m on true
+    from named n cross join lateral (select case when n.at < {CLOSED_UNTIL}
+        then date_trunc('month', n.at at time zone 'UTC')::date end as month) m
     cross join lateral (select 'stray:' || md5(row(n.namespace, n.workload_kind, n.workload_name,
         n.pool, n.provider, n.account, n.region, n.tier)::text) as hash) h
     left join labelled l on l.hash = h.hash left join label_set o on o.hash = h.hash

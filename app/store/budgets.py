@@ -81,8 +81,9 @@ class Status:
 _PUT = text("""
     insert into budget (name, namespace, team, pool, amount_usd, period, thresholds, action, look_ahead_s,
         set_by)
-    values (:name, :namespace, :team, :pool, :amount_usd, :period, :thresholds, :action, :look_ahead_s,
-        :set_by)
+    select :name, :namespace, :team, :pool, cast(:amount_usd as numeric), :period,
+        cast(:thresholds as int[]), :action, cast(:look_ahead_s as int), :set_by
+    from installation where cast(:epoch as bigint) is null or epoch = :epoch
     on conflict (name) do update set namespace = excluded.namespace, team = excluded.team,
         pool = excluded.pool, amount_usd = excluded.amount_usd, period = excluded.period,
         thresholds = excluded.thresholds, action = excluded.action, look_ahead_s = excluded.look_ahead_s,
@@ -94,11 +95,11 @@ _PUT = text("""
 """)
 
 
-async def put(conn: AsyncConnection, budgets: Collection[Budget]) -> None:
-    """Write budgets down, each in place of what had its name."""
+async def put(conn: AsyncConnection, budgets: Collection[Budget], *, epoch: int | None = None) -> None:
+    """Write budgets down, each in place of what had its name; ``epoch`` of a leader, None: a person does."""
     rows = [
         {name: getattr(each, name) for name in Budget.__dataclass_fields__}
-        | {"thresholds": sorted(each.thresholds)}
+        | {"thresholds": sorted(each.thresholds), "epoch": epoch}
         for each in sorted(budgets, key=lambda each: each.name)
     ]
     if rows:
@@ -110,10 +111,13 @@ async def drop(conn: AsyncConnection, name: str) -> bool:
     return bool((await conn.execute(text("delete from budget where name = :name"), {"name": name})).rowcount)
 
 
-async def keep_pools(conn: AsyncConnection, names: Collection[str]) -> None:
+async def keep_pools(conn: AsyncConnection, names: Collection[str], *, epoch: int) -> None:
     """Forget the budgets of NodePools that have none any more."""
-    query = text("delete from budget where name like :mine and not name = any(:names)")
-    await conn.execute(query, {"mine": f"{POOL_PREFIX}%", "names": sorted(names)})
+    query = text("""
+        delete from budget where name like :mine and not name = any(:names)
+            and (select epoch from installation) = :epoch
+    """)
+    await conn.execute(query, {"mine": f"{POOL_PREFIX}%", "names": sorted(names), "epoch": epoch})
 
 
 _STANDING = text("""

@@ -226,6 +226,8 @@ select run_id, meter, until as since, next as until from (
     from billing_segment) s
 where next > until and not exists (select from run r where r.id = run_id and jsonb_array_length(r.stops) > 0)
     and not exists (select from price_override o) and not exists (select from commitment c)
+    and not exists (select from billing_adjustment j where j.run_id = s.run_id
+        and j.kind in ('late_fact', 'late_price'))
 """
 STALE_SUMS = """
 select d.day, l.sum as sealed, c.sum as ledger from cost_day d
@@ -233,7 +235,18 @@ left join lateral (select sum(billed_dollar_seconds) from cost_daily x where x.d
 left join lateral (select sum(billed_dollar_seconds) from charge_between(d.day::timestamp at time zone 'UTC',
     (d.day + 1)::timestamp at time zone 'UTC')) c (sum) on true
 where not d.dirty and coalesce(l.sum, 0) <> coalesce(c.sum, 0)
+    and not exists (select from closed_month m where m.dropped and m.month = date_trunc('month', d.day)::date)
 """
+MOVED_MONTHS = """
+select m.month, t.sum as closed, c.sum as ledger from closed_month m
+left join lateral (select sum(billed_dollar_seconds) from billing_period_close x where x.month = m.month) t (sum)
+    on true
+left join lateral (select sum(billed_dollar_seconds) from charge_between(m.month::timestamp at time zone 'UTC',
+    (m.month + interval '1 month') at time zone 'UTC')) c (sum) on true
+where not m.dropped and coalesce(t.sum, 0) <> coalesce(c.sum, 0) and not exists (
+    select from billing_period_close x where x.month = m.month and x.closed_at < m.closed_at)
+"""
+"""A closed month that does not cost what it cost when it was closed: never."""
 UNBOOKED = """
 select r.id as run_id, r.provider, r.resource_id from run r left join ledger_run l on l.run_id = r.id
 where l.run_id is null and r.changed_at < clock_timestamp() - interval '2 minutes'

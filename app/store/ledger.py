@@ -1,13 +1,14 @@
 """What the ledger reads of runs and writes of money. One statement reads a tick's work, one writes it.
 
 Writes are compare-and-set on `run.changed_at`: a run whose facts moved meanwhile is written by the next tick.
-Segments that are equal stay, so that a tick touches only what differs; a closed run's are frozen.
+Segments that are equal stay, so that a tick touches only what differs; a closed run's are frozen, and all that
+lies in a closed month. What was derived for other closed months than there are now is written by the next tick.
 Only the leader of the epoch writes.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from decimal import Context, Decimal
 from typing import Any
 
@@ -111,6 +112,7 @@ class SegmentRow:
     why: str
     commitment_id: int | None
     gpus: int = 0
+    frozen: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,15 +132,24 @@ class AdjustmentRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Adjusted:
+    """Sums of what was adjusted: seconds, dollar-seconds as far as priced, and as listed."""
+
+    seconds: Decimal = Decimal(0)
+    dollar_seconds: Decimal = Decimal(0)
+    list_dollar_seconds: Decimal = Decimal(0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
     """What is written of a run: its segments, and the sums of the adjustments that were derived.
 
-    ``adjusted``: (meter, commitment) -> seconds, dollar-seconds as far as priced. ``billed``: the cloud's own
-    final bill was compared with it, and has the last word.
+    ``adjusted``: by meter and commitment. ``billed``: the cloud's own final bill was compared with it, and has
+    the last word.
     """
 
     segments: tuple[SegmentRow, ...]
-    adjusted: Mapping[tuple[str, int | None], tuple[Decimal, Decimal]]
+    adjusted: Mapping[tuple[str, int | None], Adjusted]
     adjustments: int
     closed: bool
     label_set_id: int | None
@@ -156,6 +167,15 @@ class Due:
     rules: tuple[BillingRule, ...]
     held: Held
     is_current: bool = False  # what is written was made from these very facts
+    closed_month: date | None = None  # the newest closed one: nothing before its end is written any more
+
+    @property
+    def closed_until(self) -> datetime | None:
+        """The end of the closed months."""
+        month = self.closed_month
+        if month is None:
+            return None
+        return datetime(month.year + month.month // 12, month.month % 12 + 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,26 +264,29 @@ _READ = f"""
             'meter', s.meter, 'phase', s.phase, 'start', lower(s.period), 'end', upper(s.period),
             'quantity', s.quantity::text, 'usd', s.usd::text, 'list_usd', s.list_usd::text,
             'price_source', s.price_source, 'confidence', s.confidence, 'why', s.why,
-            'commitment_id', s.commitment_id, 'gpus', s.gpus)), '[]'::jsonb)
-            from billing_segment s where s.run_id = r.id) as segments,
+            'commitment_id', s.commitment_id, 'gpus', s.gpus, 'frozen', s.frozen)), '[]'::jsonb)
+            from segment s where s.run_id = r.id) as segments,
         (select coalesce(jsonb_agg(jsonb_build_object('meter', j.meter, 'seconds', j.seconds::text,
-            'dollar_seconds', j.dollar_seconds::text, 'commitment_id', j.commitment_id)), '[]'::jsonb)
+            'dollar_seconds', j.dollar_seconds::text, 'list_dollar_seconds', j.list_dollar_seconds::text,
+            'commitment_id', j.commitment_id)), '[]'::jsonb)
             from billing_adjustment j where j.run_id = r.id
                 and j.kind in ('rounding', 'minimum', 'spot_interrupt_free', 'late_price', 'late_fact')
-            ) as adjustments
+            ) as adjustments,
+        (select max(month) from closed_month) as closed_month
     from run r
     left join ledger_run l on l.run_id = r.id
     left join provision_attempt a on a.claim_uid = r.claim_uid and a.number = r.attempt
     left join claim c on c.uid = r.claim_uid
     left join billing_rule b on b.provider = r.provider and b.account = r.account
 """
-_DERIVABLE = text(f"{_READ} where r.id = any(:ids) order by r.id")
+_DERIVABLE = text(f"{_READ} where r.id = any(:ids) and l.dropped_at is null order by r.id")
 _DUE = text(f"""{_READ}
     where (cast(:since as timestamptz) is null or r.changed_at >= :since
             or r.id in (select run_id from ledger_run where closed_at is null and prices_at < :prices_at)
             or r.id = any(cast(:also as bigint[])))
         and (l.run_id is null or l.facts_at is distinct from r.changed_at or l.prices_at < :prices_at
             or r.id = any(cast(:also as bigint[])))
+        and l.dropped_at is null
     order by r.id
     limit :limit
 """)
@@ -308,12 +331,17 @@ def _due(row: Mapping[str, Any]) -> Due:
         catalog=_listed(row["catalog"]),
         **{name: row[name] for name in _RUN_COLUMNS},
     )
-    adjusted: dict[tuple[str, int | None], tuple[Decimal, Decimal]] = {}
+    adjusted: dict[tuple[str, int | None], Adjusted] = {}
     for each in row["adjustments"]:
         key = (each["meter"], each["commitment_id"])
-        seconds, amount = adjusted.get(key, (Decimal(0), Decimal(0)))
-        more = Decimal(each["dollar_seconds"] or 0)
-        adjusted[key] = (EXACT.add(seconds, Decimal(each["seconds"])), EXACT.add(amount, more))
+        before = adjusted.get(key, Adjusted())
+        adjusted[key] = Adjusted(
+            seconds=EXACT.add(before.seconds, Decimal(each["seconds"])),
+            dollar_seconds=EXACT.add(before.dollar_seconds, Decimal(each["dollar_seconds"] or 0)),
+            list_dollar_seconds=EXACT.add(
+                before.list_dollar_seconds, Decimal(each["list_dollar_seconds"] or 0)
+            ),
+        )
     held = Held(
         segments=tuple(_segment(each) for each in row["segments"]),
         adjusted=adjusted,
@@ -334,6 +362,7 @@ def _due(row: Mapping[str, Any]) -> Due:
         rules=rules_from_json(row["rules"] or ()),
         held=held,
         is_current=row["is_current"],
+        closed_month=row["closed_month"],
     )
 
 
@@ -375,11 +404,23 @@ def _listed(items: Iterable[Mapping[str, Any]] | None) -> tuple[MeterFact, ...]:
     return _meters(found)
 
 
+_SEGMENT_COLUMNS = (
+    "meter",
+    "phase",
+    "price_source",
+    "confidence",
+    "why",
+    "commitment_id",
+    "gpus",
+    "frozen",
+)
+
+
 def _segment(item: Mapping[str, Any]) -> SegmentRow:
     return SegmentRow(
         **{
             name: item[name]
-            for name in ("meter", "phase", "price_source", "confidence", "why", "commitment_id", "gpus")
+            for name in _SEGMENT_COLUMNS
         },
         start=_time(item["start"]),
         end=None if item["end"] is None else _time(item["end"]),
@@ -402,6 +443,7 @@ class Written:
 
     run_id: int
     changed_at: datetime
+    closed_month: date | None
     labels: Labels
     label_hash: str
     rules: Sequence[BillingRule]
@@ -418,9 +460,10 @@ _WRITE = text("""
     with data as materialized (
         select d.*, r.id as run from jsonb_to_recordset(cast(:runs as jsonb)) as d (
             run_id bigint, changed_at timestamptz, label_hash text, labels jsonb, rules jsonb, gone jsonb,
-            new jsonb, adjustments jsonb, closed boolean, ended_at timestamptz)
+            new jsonb, adjustments jsonb, closed boolean, ended_at timestamptz, closed_month date)
         join run r on r.id = d.run_id and r.changed_at = d.changed_at
         where (select epoch from installation) = :epoch
+            and d.closed_month is not distinct from (select max(month) from closed_month)
     ), labelled as (
         insert into label_set (hash, namespace, workload_kind, workload_name, team, cost_center, pool,
             provider, account, account_id, region, sku, tier, accelerator, accelerator_count, tags)
@@ -441,7 +484,7 @@ _WRITE = text("""
     ), dropped as (
         delete from billing_segment s using data d,
             jsonb_to_recordset(d.gone) as g (meter text, start timestamptz)
-        where s.run_id = d.run_id and s.meter = g.meter and lower(s.period) = g.start
+        where s.run_id = d.run_id and s.meter = g.meter and lower(s.period) = g.start and not s.frozen
         returning s.id
     ), relabelled as (
         update billing_segment s set label_set_id = n.label_set_id, frozen = n.closed
@@ -469,8 +512,8 @@ _WRITE = text("""
         from named n, jsonb_to_recordset(n.adjustments) as j (key text, meter text, phase text, kind text,
             at timestamptz, seconds numeric, dollar_seconds numeric, list_dollar_seconds numeric, reason text,
             commitment_id bigint)
-        left join lateral (select max(p.month) as month from billing_period_close p
-            where p.month = date_trunc('month', j.at at time zone 'UTC')::date) m on true
+        cross join lateral (select case when j.at < (n.closed_month + interval '1 month') at time zone 'UTC'
+            then date_trunc('month', j.at at time zone 'UTC')::date end as month) m
         on conflict (key) do nothing
         returning at
     ), dirtied as (
@@ -513,6 +556,7 @@ def _plain(run: Written) -> dict[str, Any]:
     return {
         "run_id": run.run_id,
         "changed_at": run.changed_at,
+        "closed_month": run.closed_month,
         "label_hash": run.label_hash,
         "labels": run.labels,
         "rules": rules_to_json(run.rules),
@@ -571,7 +615,7 @@ def rules_from_json(items: Iterable[Mapping[str, Any]]) -> tuple[BillingRule, ..
 
 _PUT_RULES = text("""
     insert into billing_rule (provider, account, rules, bills)
-    values (:provider, :account, cast(:rules as jsonb), :bills)
+    select :provider, :account, cast(:rules as jsonb), :bills from installation where epoch = :epoch
     on conflict (provider, account) do update
         set rules = excluded.rules, bills = excluded.bills, observed_at = now()
         where (billing_rule.rules, billing_rule.bills) is distinct from (excluded.rules, excluded.bills)
@@ -579,10 +623,17 @@ _PUT_RULES = text("""
 
 
 async def put_rules(
-    conn: AsyncConnection, *, provider: str, account: str, rules: Sequence[BillingRule], bills: bool
+    conn: AsyncConnection,
+    *,
+    provider: str,
+    account: str,
+    rules: Sequence[BillingRule],
+    bills: bool,
+    epoch: int,
 ) -> None:
     """Write down how an account's cloud bills; ``bills``: whether it tells afterwards what it charged."""
-    values = {"provider": provider, "account": account, "rules": _json(rules_to_json(rules)), "bills": bills}
+    values = {"provider": provider, "account": account, "bills": bills, "epoch": epoch}
+    values["rules"] = _json(rules_to_json(rules))
     await conn.execute(_PUT_RULES, values)
 
 

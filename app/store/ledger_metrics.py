@@ -17,8 +17,8 @@ _COST = text("""
         select l.provider, l.pool as nodepool, l.namespace, l.accelerator, l.tier as capacity_type,
             sum(greatest(c.billed_dollar_seconds, 0)) / 3600 as cost,
             sum(greatest(c.list_dollar_seconds, 0)) / 3600 as list_cost, sum(c.gpu_seconds) as gpu_seconds
-        from cost_lines((select date_trunc('day', least(min(lower(period)),
-                (select min(lower(valid)) from commitment)), 'UTC') from billing_segment),
+        from cost_lines((select date_trunc('day', least(since,
+                (select min(lower(valid)) from commitment)), 'UTC') from ledger_begin),
             statement_timestamp() + interval '1 second', 'all', 'UTC') c
         join label_set l on l.id = c.label_set_id group by 1, 2, 3, 4, 5
     )

@@ -20,6 +20,7 @@ from sqlalchemy import (
     Identity,
     Index,
     Integer,
+    Text,
     UniqueConstraint,
     event,
     text,
@@ -90,6 +91,9 @@ class LedgerRun(Base):
     ended_at: Mapped[datetime | None] = mapped_column(comment="the last billed instant of a closed run")
     billed_at: Mapped[datetime | None] = mapped_column(
         comment="its cloud's own, final bill was compared with it"
+    )
+    dropped_at: Mapped[datetime | None] = mapped_column(
+        comment="segments of it are past their retention: never derived again"
     )
     rules: Mapped[list[Any]] = mapped_column(comment="the cloud's billing rules that were used")
 
@@ -196,6 +200,7 @@ class Commitment(Base):
     __tablename__ = "commitment"
     __table_args__ = (
         CheckConstraint("amount_usd >= 0 and usd_per_hour >= 0", name="usd"),
+        CheckConstraint("machines > 0", name="machines"),
         CheckConstraint(_CURRENCY, name="currency"),
         CheckConstraint("not isempty(valid) and not lower_inf(valid) and not upper_inf(valid)", name="valid"),
         {"comment": "Prepayments and reservations. Written by nebula cost commitment."},
@@ -209,6 +214,12 @@ class Commitment(Base):
     amount_usd: Mapped[Decimal] = mapped_column(comment="paid, once, when the term begins")
     usd_per_hour: Mapped[Decimal] = mapped_column(
         comment="what an hour of a covered machine takes from the amount"
+    )
+    machines: Mapped[int | None] = mapped_column(
+        Integer, comment="how many it covers at once; null: any number, until the amount is used"
+    )
+    purchased_at: Mapped[datetime] = mapped_column(
+        server_default=NOW, comment="the instant in which it is billed: its beginning, unless that is closed"
     )
     currency: Mapped[str] = mapped_column(server_default=text("'USD'"))
     valid: Mapped[Range[datetime]] = mapped_column(_PERIOD, comment="the term")
@@ -284,6 +295,49 @@ class BillingSegment(Base):
         ),
         comment="null while it runs, and without a price",
     )
+
+
+class BillingSegmentArchive(Base):
+    """Frozen segments of months that are long closed, a partition each."""
+
+    __tablename__ = "billing_segment_archive"
+    __table_args__ = (
+        Index(None, "run_id"),
+        Index("billing_segment_archive_begins_idx", text("lower(period)"), postgresql_using="brin"),
+        Index("billing_segment_archive_unpriced_idx", "run_id", postgresql_where=text("usd is null")),
+        Index(
+            "billing_segment_archive_commitment_idx",
+            "commitment_id",
+            postgresql_where=text("commitment_id is not null"),
+        ),
+        {
+            "comment": "Segments of closed months, moved here whole. Never changed; a month is dropped as a"
+            " partition. Written by ledger/.",
+            "postgresql_partition_by": "RANGE (month)",
+        },
+    )
+
+    id: Mapped[int] = mapped_column(
+        BigInteger, primary_key=True, autoincrement=False, comment="as in billing_segment"
+    )
+    month: Mapped[date] = mapped_column(
+        Date, primary_key=True, comment="the first day of the month in which all of it lies"
+    )
+    run_id: Mapped[int] = mapped_column(BigInteger)
+    label_set_id: Mapped[int] = mapped_column(BigInteger)
+    meter: Mapped[str]
+    phase: Mapped[str]
+    period: Mapped[Range[datetime]] = mapped_column(_PERIOD, comment="cut at the edges of the month")
+    quantity: Mapped[Decimal]
+    usd: Mapped[Decimal | None]
+    list_usd: Mapped[Decimal | None]
+    price_source: Mapped[str]
+    confidence: Mapped[str]
+    why: Mapped[str]
+    commitment_id: Mapped[int | None] = mapped_column(BigInteger)
+    gpus: Mapped[int] = mapped_column(Integer)
+    seconds: Mapped[Decimal]
+    dollar_seconds: Mapped[Decimal | None]
 
 
 class BillingAdjustment(Base):
@@ -367,6 +421,45 @@ class BillingPeriodClose(Base):
     list_dollar_seconds: Mapped[Decimal]
     unpriced_seconds: Mapped[Decimal]
     closed_at: Mapped[datetime] = mapped_column(server_default=NOW)
+
+
+class ClosedMonth(Base):
+    """A month that is closed: nothing that came before its end changes any more."""
+
+    __tablename__ = "closed_month"
+    __table_args__ = ({"comment": "Closed months, UTC, one after another. Written by ledger/."},)
+
+    month: Mapped[date] = mapped_column(Date, primary_key=True, comment="its first day")
+    closed_at: Mapped[datetime] = mapped_column(server_default=NOW)
+    summed: Mapped[bool] = mapped_column(Boolean, comment="whether cost_monthly has all of it")
+    dropped: Mapped[bool] = mapped_column(
+        Boolean, server_default=text("false"), comment="past retention: its segments are gone, its sums stay"
+    )
+
+
+class CostMonthly(Base):
+    """Closed months added up: recomputed, never counted on."""
+
+    __tablename__ = "cost_monthly"
+    __table_args__ = (
+        {"comment": "Sums of closed UTC months; can be dropped and rebuilt. Written by ledger/."},
+    )
+
+    month: Mapped[date] = mapped_column(Date, primary_key=True)
+    label_set_id: Mapped[int] = mapped_column(
+        BigInteger, ForeignKey("label_set.id"), primary_key=True, autoincrement=False
+    )
+    meter: Mapped[str] = mapped_column(primary_key=True)
+    phase: Mapped[str] = mapped_column(primary_key=True)
+    kind: Mapped[str] = mapped_column(primary_key=True, comment="usage, or the kind of adjustments")
+    seconds: Mapped[Decimal]
+    gpu_seconds: Mapped[Decimal]
+    billed_dollar_seconds: Mapped[Decimal]
+    effective_dollar_seconds: Mapped[Decimal]
+    list_dollar_seconds: Mapped[Decimal]
+    guessed_dollar_seconds: Mapped[Decimal]
+    estimated_dollar_seconds: Mapped[Decimal]
+    unpriced_seconds: Mapped[Decimal]
 
 
 class CostDaily(Base):
@@ -462,11 +555,62 @@ class CostCounter(Base):
     gpu_seconds: Mapped[Decimal]
 
 
+class ShownCounter(Base):
+    """The highest that each other counter has shown."""
+
+    __tablename__ = "shown_counter"
+    __table_args__ = (
+        {"comment": "What other counters of /metrics show: they never fall. Written by ledger/."},
+    )
+
+    series: Mapped[str] = mapped_column(primary_key=True)
+    labels: Mapped[list[str]] = mapped_column(
+        ARRAY(Text), primary_key=True, comment="values, in the series' order"
+    )
+    value: Mapped[Decimal]
+
+
+class ProviderBalance(Base):
+    """What is left of an account that is paid in advance."""
+
+    __tablename__ = "provider_balance"
+    __table_args__ = (
+        {"comment": "The newest balance of each account whose cloud tells one. Written by ledger/."},
+    )
+
+    provider: Mapped[str] = mapped_column(primary_key=True)
+    account: Mapped[str] = mapped_column(primary_key=True)
+    usd: Mapped[Decimal] = mapped_column(comment="left, as the cloud told it")
+    usd_per_hour: Mapped[Decimal | None] = mapped_column(comment="what it says is being spent")
+    observed_at: Mapped[datetime] = mapped_column(server_default=NOW)
+
+
 # Frozen means frozen, whoever writes. A migration makes the same; the drift check compares the functions.
+# A frozen row may leave only once the archive has every second of it.
 FROZEN = """
 create function ledger_is_frozen() returns trigger language plpgsql as $$
 begin
+    if tg_op = 'DELETE' and old.seconds = (
+        select sum(a.seconds) from billing_segment_archive a where a.id = old.id and a.run_id = old.run_id
+            and a.month between date_trunc('month', lower(old.period) at time zone 'UTC')::date
+                and (upper(old.period) at time zone 'UTC')::date and a.period <@ old.period) then
+        return old;
+    end if;
     raise exception 'a closed segment is frozen: write an adjustment' using errcode = '23514';
+end $$
+"""
+# Nothing is put into a month that is closed, whoever writes.
+OPEN_MONTH = """
+create function ledger_month_is_open() returns trigger language plpgsql as $$
+declare
+    begins timestamptz;
+begin
+    if tg_table_name = 'billing_segment' then begins := lower(new.period); else begins := new.at; end if;
+    if begins < (select (max(month) + interval '1 month') at time zone 'UTC' from closed_month) then
+        raise exception 'the month of % is closed: write an adjustment into an open one', begins
+            using errcode = '23514';
+    end if;
+    return new;
 end $$
 """
 APPEND_ONLY = """
@@ -484,7 +628,14 @@ APPEND_ONLY_TRIGGERS = tuple(
 create trigger {name}_append_only before update or delete on {name}
 for each row execute function ledger_is_append_only()
 """
-    for name in ("billing_adjustment", "billing_period_close")
+    for name in ("billing_adjustment", "billing_period_close", "billing_segment_archive")
+)
+OPEN_MONTH_TRIGGERS = tuple(
+    f"""
+create trigger {name}_open_month before insert on {name}
+for each row execute function ledger_month_is_open()
+"""
+    for name in ("billing_segment", "billing_adjustment")
 )
 
 RUN_CHANGED = """
@@ -499,7 +650,16 @@ create trigger run_changed before update on run
 for each row when (old is distinct from new) execute function run_has_changed()
 """
 
-_GUARDS = (FROZEN, APPEND_ONLY, RUN_CHANGED, FROZEN_TRIGGER, *APPEND_ONLY_TRIGGERS, RUN_CHANGED_TRIGGER)
+_GUARDS = (
+    FROZEN,
+    APPEND_ONLY,
+    OPEN_MONTH,
+    RUN_CHANGED,
+    FROZEN_TRIGGER,
+    *APPEND_ONLY_TRIGGERS,
+    *OPEN_MONTH_TRIGGERS,
+    RUN_CHANGED_TRIGGER,
+)
 
 
 @event.listens_for(Base.metadata, "before_create")

@@ -1,7 +1,6 @@
-"""Sums by day, closed months, and listed prices: what the leader's clocks keep up beside the ledger itself.
+"""Sums by day, and listed prices: what the leader's clocks keep up beside the ledger itself.
 
-Sums are recomputed, never counted on: dropped and added up again they are the same rows. A month is closed
-once, and its rows never change; what comes later is an adjustment that names the month.
+Sums are recomputed, never counted on: dropped and added up again they are the same rows.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,11 +16,12 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 _DUE_DAYS = text("""
     select d.day::date as day from generate_series(
         coalesce((select max(day) + 1 from cost_day),
-            (select (min(lower(period)) at time zone 'UTC')::date from billing_segment)),
+            (select (since at time zone 'UTC')::date from ledger_begin)),
         ((now() - make_interval(secs => cast(:grace_s as float8))) at time zone 'UTC')::date - 1,
         interval '1 day') d (day)
     union
     select day from cost_day where dirty
+        and day >= (select coalesce(max(month) + interval '1 month', '-infinity') from closed_month where dropped)
     order by day limit :limit
 """)
 _DROP_DAY = text("delete from cost_daily where day = :day")
@@ -38,8 +38,9 @@ _ADD_DAY = text("""
     group by label_set_id, meter, phase, kind
 """)
 _SEAL_DAY = text("""
-    insert into cost_day (day, dirty) values (:day, false)
+    insert into cost_day (day, dirty) select :day, false from installation where epoch = :epoch
     on conflict (day) do update set dirty = false, sealed_at = now()
+    returning day
 """)
 
 
@@ -48,47 +49,27 @@ async def due_days(conn: AsyncConnection, *, grace_s: float, limit: int = 40) ->
     return list((await conn.execute(_DUE_DAYS, {"grace_s": grace_s, "limit": limit})).scalars())
 
 
-async def seal_day(conn: AsyncConnection, day: date) -> None:
+async def seal_day(conn: AsyncConnection, day: date, *, epoch: int) -> None:
     """Add one day up anew. Sealed first: whoever changes it meanwhile waits, and marks it again."""
-    await conn.execute(_SEAL_DAY, {"day": day})
+    if (await conn.execute(_SEAL_DAY, {"day": day, "epoch": epoch})).first() is None:
+        return  # somebody else leads
     await conn.execute(_DROP_DAY, {"day": day})
     await conn.execute(_ADD_DAY, {"day": day})
 
 
 async def unseal(conn: AsyncConnection) -> None:
-    """Forget every sum: they are made anew."""
-    await conn.execute(text("delete from cost_daily"))
-    await conn.execute(text("delete from cost_day"))
+    """Forget the sums of days and months: they are made anew. Those past retention stay: they are all there is."""
+    await conn.execute(_UNSEAL_DAILY)
+    await conn.execute(_UNSEAL_DAYS)
+    await conn.execute(_UNSEAL_MONTHLY)
+    await conn.execute(_UNSEAL_MONTHS)
 
 
-_DUE_MONTHS = text("""
-    select m.month::date as month from generate_series(
-        date_trunc('month', (select min(lower(period)) from billing_segment) at time zone 'UTC'),
-        date_trunc('month', (now() - make_interval(secs => cast(:after_s as float8))) at time zone 'UTC')
-            - interval '1 month', interval '1 month') m (month)
-    where not exists (select from billing_period_close c where c.month = m.month::date)
-    order by 1
-""")
-_CLOSE_MONTH = text("""
-    insert into billing_period_close (month, label_set_id, billed_dollar_seconds, effective_dollar_seconds,
-        list_dollar_seconds, unpriced_seconds)
-    select cast(:month as date), label_set_id, sum(billed_dollar_seconds), sum(effective_dollar_seconds),
-        sum(list_dollar_seconds), sum(unpriced_seconds)
-    from cost_lines(cast(:month as date)::timestamp at time zone 'UTC',
-        (cast(:month as date) + interval '1 month') at time zone 'UTC', 'all', 'UTC')
-    group by label_set_id
-    on conflict do nothing
-""")
-
-
-async def due_months(conn: AsyncConnection, *, after_s: float) -> list[date]:
-    """First days of months that have been over for ``after_s`` and are not closed."""
-    return list((await conn.execute(_DUE_MONTHS, {"after_s": after_s})).scalars())
-
-
-async def close_month(conn: AsyncConnection, month: date) -> int:
-    """Write a month's totals down for good; returns how many rows that are."""
-    return (await conn.execute(_CLOSE_MONTH, {"month": month})).rowcount
+_KEPT = "(select coalesce(max(month) + interval '1 month', '-infinity') from closed_month where dropped)"
+_UNSEAL_DAILY = text(f"delete from cost_daily where day >= {_KEPT}")
+_UNSEAL_DAYS = text(f"delete from cost_day where day >= {_KEPT}")
+_UNSEAL_MONTHLY = text(f"delete from cost_monthly where month >= {_KEPT}")
+_UNSEAL_MONTHS = text("update closed_month set summed = false where summed and not dropped")
 
 
 # --- listed prices -------------------------------------------------------------------------------
@@ -109,7 +90,9 @@ class Listed:
 
 # The old price ends in the very moment in which the new one begins: the transaction's.
 _LIST = text("""
-    with data as materialized (
+    with leads as materialized (
+        select from installation where epoch = :epoch
+    ), data as materialized (
         select * from jsonb_to_recordset(cast(:rows as jsonb)) as d (sku text, region text, tier text,
             meter text, unit text, quantity numeric, usd numeric)
     ), held as materialized (
@@ -117,31 +100,34 @@ _LIST = text("""
     ), ended as (
         update price_point p set valid = tstzrange(lower(p.valid), now())
         from held h left join data d using (sku, region, tier, meter)
-        where p.id = h.id and lower(h.valid) < now()
+        where p.id = h.id and lower(h.valid) < now() and exists (select from leads)
             and (d.sku is null or (d.quantity, d.usd) is distinct from (h.quantity, h.usd))
         returning p.id
     ), seen as (
         update price_point p set observed_at = now() from held h join data d using (sku, region, tier, meter)
         where p.id = h.id and (d.quantity, d.usd) is not distinct from (h.quantity, h.usd)
-            and p.observed_at < now() - interval '10 minutes'
+            and p.observed_at < now() - interval '10 minutes' and exists (select from leads)
         returning p.id
     )
     insert into price_point (provider, account, sku, region, tier, meter, unit, quantity, usd, valid, source)
     select :provider, :account, d.sku, d.region, d.tier, d.meter, d.unit, d.quantity, d.usd,
         tstzrange(now(), null), 'catalog'
     from data d left join held h using (sku, region, tier, meter)
-    where (h.id is null
+    where exists (select from leads) and (h.id is null
             or ((d.quantity, d.usd) is distinct from (h.quantity, h.usd) and lower(h.valid) < now()))
         and (select count(*) from ended) >= 0
     returning id
 """)
 
 
-async def list_prices(conn: AsyncConnection, *, provider: str, account: str, rows: Iterable[Listed]) -> int:
+async def list_prices(
+    conn: AsyncConnection, *, provider: str, account: str, rows: Iterable[Listed], epoch: int
+) -> int:
     """What an account's cloud lists now, in place of what it listed; returns how many prices are new."""
     latest = {(row.sku, row.region, row.tier, row.meter): row for row in rows}
     body = _json([_plain(row) for row in latest.values()])
-    found = await conn.execute(_LIST, {"provider": provider, "account": account, "rows": body})
+    values = {"provider": provider, "account": account, "rows": body, "epoch": epoch}
+    found = await conn.execute(_LIST, values)
     return len(found.all())
 
 

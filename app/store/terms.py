@@ -11,6 +11,8 @@ from typing import Any
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from app.store.ledger_periods import CLOSED_UNTIL
+
 _NOBODY = text("""
     with made as (
         insert into label_set (hash, namespace, workload_kind, workload_name, team, cost_center, pool,
@@ -76,14 +78,23 @@ async def end_override(conn: AsyncConnection, number: int) -> bool:
     return bool((await conn.execute(query, {"id": number})).rowcount)
 
 
-_COMMIT = text("""
-    insert into commitment (provider, account, sku, tier, amount_usd, usd_per_hour, valid, label_set_id,
-        set_by, reason)
-    values (:provider, :account, :sku, :tier, :amount_usd, :usd_per_hour, tstzrange(:since, :until), :label,
-        :set_by, :reason)
+class TermIsClosed(ValueError):
+    """A prepayment whose whole term lies in closed months: an adjustment of kind tax or credit says it."""
+
+
+_COMMIT = text(f"""
+    insert into commitment (provider, account, sku, tier, amount_usd, usd_per_hour, machines, valid,
+        purchased_at, label_set_id, set_by, reason)
+    values (:provider, :account, :sku, :tier, :amount_usd, :usd_per_hour, :machines,
+        tstzrange(:since, :until), case when cast(:since as timestamptz) < {CLOSED_UNTIL} then now()
+            else :since end, :label, :set_by, :reason)
     returning id
 """)
-_DIRTY = text("update cost_day set dirty = true where day = any(:days)")
+# Days of closed months stay as they are: what concerns them is written into an open one.
+_DIRTY = text(f"""
+    update cost_day set dirty = true where day = any(:days)
+        and day >= coalesce({CLOSED_UNTIL} at time zone 'UTC', '-infinity')
+""")
 
 
 async def commitment(
@@ -99,8 +110,19 @@ async def commitment(
     until: datetime,
     set_by: str,
     reason: str,
+    machines: int | None = None,
 ) -> int:
-    """Something paid in advance: what it covers in its term takes from it and is not billed."""
+    """Something paid in advance: what it covers in its term takes from it and is not billed.
+
+    It covers so many ``machines`` at once (None: any number), and none any more once the amount is used.
+    A term that ended in a closed month is refused: its unused rest would fall into that month.
+
+    Raises:
+        TermIsClosed: the whole term is over and closed.
+    """
+    closed = (await conn.execute(text(f"select {CLOSED_UNTIL}"))).scalar_one()
+    if closed is not None and until < closed:
+        raise TermIsClosed(f"the term ends before {closed:%Y-%m-%d}, up to when every month is closed")
     label = await _nobody(conn, provider=provider, account=account)
     values = {
         "provider": provider,
@@ -109,6 +131,7 @@ async def commitment(
         "tier": tier,
         "amount_usd": amount_usd,
         "usd_per_hour": usd_per_hour,
+        "machines": machines,
         "since": since,
         "until": until,
         "label": label,
@@ -119,13 +142,13 @@ async def commitment(
     return int((await conn.execute(_COMMIT, values)).scalar_one())
 
 
-_ADJUST = text("""
+_ADJUST = text(f"""
     insert into billing_adjustment (key, label_set_id, kind, at, dollar_seconds, corrects, invoice, reason)
     select :key, :label, :kind, case when m.month is null then cast(:at as timestamptz)
         else greatest(cast(:at as timestamptz), now()) end, cast(:usd as numeric) * 3600, m.month,
         :invoice, :reason
-    from (select max(p.month) as month from billing_period_close p
-        where p.month = date_trunc('month', cast(:at as timestamptz) at time zone 'UTC')::date) m
+    from (select case when cast(:at as timestamptz) < {CLOSED_UNTIL}
+        then date_trunc('month', cast(:at as timestamptz) at time zone 'UTC')::date end as month) m
     on conflict (key) do nothing returning id
 """)
 
@@ -164,7 +187,7 @@ async def commitments(conn: AsyncConnection) -> list[dict[str, Any]]:
         select c.*, lower(c.valid) as since, upper(c.valid) as until,
             coalesce((select sum(s.quantity * s.usd * extract(epoch from
                 least(upper(s.period), greatest(statement_timestamp(), lower(s.period))) - lower(s.period)))
-                from billing_segment s where s.commitment_id = c.id), 0) / 3600 as used_usd
+                from segment s where s.commitment_id = c.id), 0) / 3600 as used_usd
         from commitment c order by c.id desc
     """
     return [dict(row) for row in (await conn.execute(text(query))).mappings()]

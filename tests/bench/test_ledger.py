@@ -95,7 +95,7 @@ async def test_cost_31_reports_on_ten_million_segments(filled: AsyncEngine) -> N
             due = await ledger_upkeep.due_days(conn, grace_s=3600)
         for day in due:
             async with begin(filled) as conn:
-                await ledger_upkeep.seal_day(conn, day)
+                await ledger_upkeep.seal_day(conn, day, epoch=books.epoch)
         days += len(due)
         if not due:
             break

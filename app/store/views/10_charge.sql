@@ -1,3 +1,20 @@
+-- What old segments are read by, wherever they are kept. since_month and until_month say where that can be.
+create view segment as
+select id, run_id, label_set_id, meter, phase, period, quantity, usd, list_usd, price_source, confidence, why,
+    commitment_id, gpus, frozen, seconds, dollar_seconds, false as is_archived,
+    '-infinity'::date as since_month, 'infinity'::date as until_month
+from billing_segment
+union all
+select id, run_id, label_set_id, meter, phase, period, quantity, usd, list_usd, price_source, confidence, why,
+    commitment_id, gpus, true, seconds, dollar_seconds, true, month, month
+from billing_segment_archive;
+comment on view segment is
+'One run x meter x phase x price, hot or archived (then cut at the months'' edges).';
+
+create view closed_period as select month, closed_at, summed, dropped from closed_month;
+comment on view closed_period is
+'UTC months that are closed: nothing before their end changes any more. dropped: their segments are past retention, their sums stay. One row a month.';
+
 -- Everything else reads from here, so that all totals agree by construction.
 create view charge as
 select
@@ -33,8 +50,10 @@ select
     s.confidence,
     s.usd is null as is_unpriced,
     s.why,
-    null::text as invoice
-from billing_segment s
+    null::text as invoice,
+    s.since_month,
+    s.until_month
+from segment s
 union all
 select
     'adjustment:' || j.id,
@@ -63,23 +82,34 @@ select
     case when j.dollar_seconds is null then 'unpriced' else 'firm' end,
     j.dollar_seconds is null,
     j.reason,
-    j.invoice
+    j.invoice,
+    '-infinity'::date, 'infinity'::date
 from billing_adjustment j
 union all
 select
-    'purchase:' || c.id, null, c.label_set_id, 'Purchase', null, tstzrange(lower(c.valid), lower(c.valid), '[]'),
-    lower(c.valid), lower(c.valid), false, true, '', '', 'purchase', 0, 1, 0, null, null, null, null, null,
-    0, 0, c.amount_usd * 3600, c.id, 'quoted', 'firm', false, c.reason, null
+    'purchase:' || c.id, null, c.label_set_id, 'Purchase', null, tstzrange(c.purchased_at, c.purchased_at, '[]'),
+    c.purchased_at, c.purchased_at, false, true, '', '', 'purchase', 0, 1, 0, null, null, null, null, null,
+    0, 0, c.amount_usd * 3600, c.id, 'quoted', 'firm', false, c.reason, null, '-infinity'::date, 'infinity'::date
 from commitment c
 union all
+-- What came after the term (a correction) is taken off at its own instant, so that a closed month stays.
 select
     'unused:' || c.id, null, c.label_set_id, 'Usage', null, tstzrange(upper(c.valid), upper(c.valid), '[]'),
     upper(c.valid), upper(c.valid), false, true, '', '', 'unused', 0, 1, 0, null, null, null, null, null,
     0, c.amount_usd * 3600
-        - coalesce((select sum(s.dollar_seconds) from billing_segment s where s.commitment_id = c.id), 0)
-        - coalesce((select sum(j.dollar_seconds) from billing_adjustment j where j.commitment_id = c.id), 0),
-    0, c.id, 'quoted', 'firm', false, 'what was paid for and not used', null
-from commitment c where upper(c.valid) <= statement_timestamp();
+        - coalesce((select sum(s.dollar_seconds) from segment s where s.commitment_id = c.id), 0)
+        - coalesce((select sum(j.dollar_seconds) from billing_adjustment j where j.commitment_id = c.id
+            and j.at <= upper(c.valid)), 0),
+    0, c.id, 'quoted', 'firm', false, 'what was paid for and not used', null, '-infinity'::date, 'infinity'::date
+from commitment c where upper(c.valid) <= statement_timestamp()
+union all
+select
+    'unused:' || c.id || ':' || j.id, null, c.label_set_id, 'Usage', j.corrects, tstzrange(j.at, j.at, '[]'),
+    j.at, j.at, false, true, '', '', 'unused', 0, 1, 0, null, null, null, null, null,
+    0, -j.dollar_seconds, 0, c.id, 'quoted', 'firm', false, 'what turned out to be used, or not', null,
+    '-infinity'::date, 'infinity'::date
+from commitment c join billing_adjustment j on j.commitment_id = c.id and j.at > upper(c.valid)
+where j.dollar_seconds is not null;
 
 comment on view charge is
 'One segment of a machine (its price for its seconds; an open one ends now), or one adjustment: dollars that fall whole on the instant charge_period_start. Dollars are (per_hour x seconds + once) / 3600. Billed: on the cloud''s invoice; effective: what is paid in advance is spread over what it covers; list: on demand. Null is not known, never zero.';
@@ -91,6 +121,14 @@ from label_set;
 comment on view attribution is
 'Who a charge is put down to, as it was when the money was spent. One row a distinct attribution; cost_lines and charge name it by label_set_id.';
 
+-- The earliest is known by sums where segments are past retention; each of these is one look at an index.
+create view ledger_begin as
+select least(
+    (select min(lower(period)) from billing_segment),
+    (select min(month)::timestamp at time zone 'UTC' from closed_month),
+    (select min(day)::timestamp at time zone 'UTC' from cost_day)) as since;
+comment on view ledger_begin is 'No segment begins before this instant. One row.';
+
 create view sealed_day as select day, dirty, sealed_at from cost_day;
 comment on view sealed_day is 'UTC days that are added up; a dirty one is read from its charges. One row a day.';
 
@@ -99,6 +137,12 @@ select day, label_set_id, meter, phase, kind, seconds, gpu_seconds, billed_dolla
     list_dollar_seconds, guessed_dollar_seconds, estimated_dollar_seconds, unpriced_seconds
 from cost_daily;
 comment on view sealed_cost is 'Sums of sealed UTC days. One row a day, attribution, meter, phase and kind.';
+
+create view sealed_month_cost as
+select month, label_set_id, meter, phase, kind, seconds, gpu_seconds, billed_dollar_seconds, effective_dollar_seconds,
+    list_dollar_seconds, guessed_dollar_seconds, estimated_dollar_seconds, unpriced_seconds
+from cost_monthly;
+comment on view sealed_month_cost is 'Sums of closed UTC months. One row a month, attribution, meter, phase and kind.';
 
 -- Functions read views only, so that a role which may read nothing else can call them.
 -- The exact part of every charge in a window: an adjustment is in it whole, or not at all.
@@ -127,6 +171,8 @@ language sql stable as $$
                 least(c.charge_period_end, t_to) - greatest(c.charge_period_start, t_from))) end as seconds
     ) t
     where t_from < t_to and c.period && tstzrange(t_from, case when t_from < t_to then t_to else t_from end, '[)')
+        and c.until_month >= date_trunc('month', t_from at time zone 'UTC')::date
+        and c.since_month <= (t_to at time zone 'UTC')::date
 $$;
 comment on function charge_between(timestamptz, timestamptz) is
 'Report: every charge cut exactly to [t_from, t_to). One row a charge; dollars are dollar_seconds / 3600.';
@@ -163,34 +209,51 @@ $$;
 comment on function report_bucket(timestamptz, timestamptz, text, text) is
 'Report: the parts of [t_from, t_to) by unit (all, hour, day, week, month) on the clocks of a zone.';
 
--- The next two are strict so that the planner believes how few rows they give, and goes by the indexes.
+-- The next ones are strict so that the planner believes how few rows they give, and goes by the indexes.
+create function report_month(t_from timestamptz, t_to timestamptz, unit text, zone text)
+returns table (month date, starts timestamptz, label text)
+language sql stable strict rows 12 as $$
+    select m.month, b.starts, b.label from closed_period m join report_bucket(t_from, t_to, unit, zone) b
+        on m.month::timestamp at time zone 'UTC' >= b.starts
+        and (m.month + interval '1 month') at time zone 'UTC' <= b.ends
+    where m.summed and unit in ('all', 'month')
+$$;
+comment on function report_month(timestamptz, timestamptz, text, text) is
+'Report: the summed UTC months that lie whole within a part of [t_from, t_to), and in which one.';
+
 create function report_sealed(t_from timestamptz, t_to timestamptz, unit text, zone text)
 returns table (day date, starts timestamptz, label text)
 language sql stable strict rows 30 as $$
     select d.day, b.starts, b.label from sealed_day d join report_bucket(t_from, t_to, unit, zone) b
         on d.day::timestamp at time zone 'UTC' >= b.starts
         and (d.day + 1)::timestamp at time zone 'UTC' <= b.ends
-    where not d.dirty
+    where not d.dirty and not exists (select from report_month(t_from, t_to, unit, zone) m
+        where m.month = date_trunc('month', d.day)::date and m.starts = b.starts)
 $$;
 comment on function report_sealed(timestamptz, timestamptz, text, text) is
-'Report: the sealed UTC days that lie whole within a part of [t_from, t_to), and in which one.';
+'Report: the sealed UTC days that lie whole within a part of [t_from, t_to) and in no summed month of it.';
 
 create function report_piece(t_from timestamptz, t_to timestamptz, unit text, zone text)
 returns table (starts timestamptz, label text, span tstzrange)
 language sql stable strict rows 2 as $$
     with sealed as (
-        select s.starts, range_agg(tstzrange(s.day::timestamp at time zone 'UTC',
-            (s.day + 1)::timestamp at time zone 'UTC')) as spans
-        from report_sealed(t_from, t_to, unit, zone) s group by s.starts
+        select s.starts, range_agg(s.span) as spans from (
+            select d.starts, tstzrange(d.day::timestamp at time zone 'UTC', (d.day + 1)::timestamp at time zone 'UTC')
+            from report_sealed(t_from, t_to, unit, zone) d
+            union all
+            select m.starts, tstzrange(m.month::timestamp at time zone 'UTC',
+                (m.month + interval '1 month') at time zone 'UTC')
+            from report_month(t_from, t_to, unit, zone) m
+        ) s (starts, span) group by s.starts
     )
     select b.starts, b.label,
         unnest(tstzmultirange(tstzrange(b.starts, b.ends)) - coalesce(s.spans, '{}'::tstzmultirange))
     from report_bucket(t_from, t_to, unit, zone) b left join sealed s on s.starts = b.starts
 $$;
 comment on function report_piece(timestamptz, timestamptz, text, text) is
-'Report: what is left of the parts of [t_from, t_to) without the sealed days in them.';
+'Report: what is left of the parts of [t_from, t_to) without the summed months and days in them.';
 
--- Sealed days come from the daily sums, everything else from the charges themselves; both are exact.
+-- Summed months and days come from their sums, everything else from the charges themselves; all are exact.
 create function cost_lines(t_from timestamptz, t_to timestamptz, unit text, zone text)
 returns table (
     bucket text, bucket_start timestamptz, label_set_id bigint, meter text, phase text, kind text,
@@ -199,6 +262,11 @@ returns table (
     unpriced_seconds numeric
 )
 language sql stable as $$
+    select m.label, m.starts, d.label_set_id, d.meter, d.phase, d.kind, d.seconds, d.gpu_seconds,
+        d.billed_dollar_seconds, d.effective_dollar_seconds, d.list_dollar_seconds, d.guessed_dollar_seconds,
+        d.estimated_dollar_seconds, d.unpriced_seconds
+    from report_month(t_from, t_to, unit, zone) m join sealed_month_cost d on d.month = m.month
+    union all
     select s.label, s.starts, d.label_set_id, d.meter, d.phase, d.kind, d.seconds, d.gpu_seconds,
         d.billed_dollar_seconds, d.effective_dollar_seconds, d.list_dollar_seconds, d.guessed_dollar_seconds,
         d.estimated_dollar_seconds, d.unpriced_seconds

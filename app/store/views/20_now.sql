@@ -41,7 +41,7 @@ select s.id as segment_id, r.provider as provider_name, r.account, r.resource_id
         as hours,
     r.ceiling_usd_per_hour, s.why, s.run_id, l.team, l.pool as nodepool,
     least(upper(s.period), statement_timestamp()) as until
-from billing_segment s join run r on r.id = s.run_id join label_set l on l.id = s.label_set_id
+from segment s join run r on r.id = s.run_id join label_set l on l.id = s.label_set_id
 where s.usd is null and lower(s.period) <= statement_timestamp() and not exists (
     select from billing_adjustment j where j.run_id = s.run_id and j.dollar_seconds is not null
         and (j.kind = 'invoice_true_up' or (j.kind = 'late_price' and j.meter = s.meter)));

@@ -92,7 +92,7 @@ select c.bucket_start::date as day, l.namespace, l.team, l.pool as nodepool, l.p
     c.list_dollar_seconds, c.billed_dollar_seconds, c.effective_dollar_seconds, c.guessed_dollar_seconds, c.unpriced_seconds
 from cost_lines(
     coalesce((select date_trunc('day', least(
-        (select min(lower(period)) from billing_segment), (select min(at) from billing_adjustment),
+        (select since from ledger_begin), (select min(at) from billing_adjustment),
         (select min(lower(valid)) from commitment)), 'UTC')), statement_timestamp()),
     greatest(statement_timestamp(), (select max(at) + interval '1 second' from billing_adjustment)),
     'day', 'UTC') c
@@ -290,7 +290,7 @@ comment on view cost_forecast is
 create view reconciliation as
 with ours as (
     select r.provider, r.account, r.resource_id, l.ended_at, l.closed_at, l.billed_at,
-        coalesce((select sum(s.dollar_seconds) from billing_segment s where s.run_id = l.run_id), 0)
+        coalesce((select sum(s.dollar_seconds) from segment s where s.run_id = l.run_id), 0)
         + coalesce((select sum(j.dollar_seconds) from billing_adjustment j where j.run_id = l.run_id
             and j.kind <> 'invoice_true_up'), 0) as before,
         coalesce((select sum(j.dollar_seconds) from billing_adjustment j where j.run_id = l.run_id

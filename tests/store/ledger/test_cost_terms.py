@@ -10,7 +10,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
 from app.cli import main
-from app.store import ledger_upkeep, views
+from app.store import ledger_periods, views
 from app.store.engine import begin
 from tests.store.ledger.world import Books, at, gpu
 
@@ -87,8 +87,8 @@ async def test_cost_28_a_refund_of_a_closed_month_is_a_correction_in_the_open_on
     await books.over(run, after_s=3600)
     await books.tick()
     async with begin(books.engine) as conn:
-        for month in await ledger_upkeep.due_months(conn, after_s=0):
-            await ledger_upkeep.close_month(conn, month)
+        for month in await ledger_periods.due_months(conn, after_s=0):
+            await ledger_periods.close_month(conn, month, epoch=books.epoch)
     march = await books.cost(at(-3600), at(86400))
     refund = ("cost", "adjust", "refund", "--provider", "modal", "--amount", "-2.50", "--key", "inv-7/1")
 

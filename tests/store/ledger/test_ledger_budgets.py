@@ -110,7 +110,7 @@ async def test_a_pools_budget_goes_with_the_pools_own(books: Books):
     await put(books, name="mine")
 
     async with begin(books.engine) as conn:
-        await budgets.keep_pools(conn, [])
+        await budgets.keep_pools(conn, [], epoch=books.epoch)
 
     assert [each.name for each in await standing(books)] == ["mine"]
 

@@ -83,7 +83,7 @@ async def test_a_price_that_is_set_late_is_not_put_on_top_of_the_clouds_own_bill
         final=True,
     )
     async with begin(books.engine) as conn:
-        await bills.put(conn, [line], provider="modal", account="default")
+        await bills.put(conn, [line], provider="modal", account="default", epoch=books.epoch)
         for each in await bills.comparable(conn, provider="modal", account="default", settle_s=0):
             await bills.settle(conn, each, difference=difference_of(each), epoch=books.epoch)
     assert await books.cost() == Decimal("2.49") * 3600
@@ -107,8 +107,8 @@ async def test_what_is_billed_for_a_machine_nobody_saw_is_in_the_reports_of_a_se
         final=True,
     )
     async with begin(books.engine) as conn:
-        await ledger_upkeep.seal_day(conn, day.date())
-        await bills.put(conn, [line], provider="modal", account="default")
+        await ledger_upkeep.seal_day(conn, day.date(), epoch=books.epoch)
+        await bills.put(conn, [line], provider="modal", account="default", epoch=books.epoch)
         names = {"provider": "modal", "account": "default"}
         assert await bills.strays(conn, settle_s=0, epoch=books.epoch, **names)
 
@@ -206,7 +206,7 @@ async def test_the_day_of_an_adjustment_is_that_of_utc_whatever_zone_its_time_ha
     day = datetime(2026, 3, 5, tzinfo=UTC)
     moment = datetime(2026, 3, 6, 0, 30, tzinfo=timezone(timedelta(hours=5, minutes=30)))
     async with begin(books.engine) as conn:
-        await ledger_upkeep.seal_day(conn, day.date())
+        await ledger_upkeep.seal_day(conn, day.date(), epoch=books.epoch)
         await terms.adjust(
             conn,
             kind="credit",

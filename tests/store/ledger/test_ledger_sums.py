@@ -13,7 +13,7 @@ from sqlalchemy.exc import IntegrityError
 
 from app.ledger.bills import difference_of
 from app.ledger.rules import total
-from app.store import bills, ledger_upkeep
+from app.store import bills, ledger_periods, ledger_upkeep
 from app.store.bills import Compared, Line
 from app.store.engine import begin
 from app.store.ledger_upkeep import Listed
@@ -136,7 +136,7 @@ async def seal(books: Books) -> None:
         async with begin(books.engine) as conn:
             days = await ledger_upkeep.due_days(conn, grace_s=0)
             for day in days:
-                await ledger_upkeep.seal_day(conn, day)
+                await ledger_upkeep.seal_day(conn, day, epoch=books.epoch)
         if not days:
             return
 
@@ -156,7 +156,7 @@ async def test_cost_04_and_10_sums_by_day_are_the_ledger_and_can_be_rebuilt(book
             async with begin(books.engine) as conn:
                 days = await ledger_upkeep.due_days(conn, grace_s=3600)
                 for day in days:
-                    await ledger_upkeep.seal_day(conn, day)
+                    await ledger_upkeep.seal_day(conn, day, epoch=books.epoch)
             if not days:
                 return await books.sql(
                     "select * from cost_daily order by day, label_set_id, meter, phase, kind"
@@ -196,9 +196,9 @@ async def test_cost_28_a_closed_month_stays_and_a_correction_names_it(books: Boo
     await books.over(run, after_s=3600)
     await books.tick()
     async with begin(books.engine) as conn:
-        months = await ledger_upkeep.due_months(conn, after_s=0)
+        months = await ledger_periods.due_months(conn, after_s=0)
         for month in months:
-            await ledger_upkeep.close_month(conn, month)
+            await ledger_periods.close_month(conn, month, epoch=books.epoch)
     closed = await books.sql("select * from billing_period_close order by month, label_set_id")
     march = await books.cost(utc(2026, 3, 1), utc(2026, 4, 1))
 
@@ -246,7 +246,9 @@ def a_price(usd: str | None = "2.49", **changes: Any) -> Listed:
 
 async def put(books: Books, *rows: Listed) -> int:
     async with begin(books.engine) as conn:
-        return await ledger_upkeep.list_prices(conn, provider="modal", account="default", rows=rows)
+        return await ledger_upkeep.list_prices(
+            conn, provider="modal", account="default", rows=rows, epoch=books.epoch
+        )
 
 
 async def test_every_change_of_a_listed_price_is_a_new_interval(books: Books):
@@ -295,7 +297,7 @@ def a_line(resource_id: str, usd: str, **changes: Any) -> Line:
 async def compare(books: Books, *fetched: Line) -> None:
     where = {"provider": "modal", "account": "default"}
     async with begin(books.engine) as conn:
-        await bills.put(conn, fetched, **where)
+        await bills.put(conn, fetched, epoch=books.epoch, **where)
         for each in await bills.comparable(conn, settle_s=0, **where):
             await bills.settle(conn, each, difference=difference_of(each), epoch=books.epoch)
 
@@ -339,7 +341,7 @@ async def test_an_unpriced_run_gets_its_price_from_the_bill(books: Books):
 async def test_what_a_cloud_bills_for_a_machine_of_ours_that_nobody_saw_is_written_down(books: Books):
     async with begin(books.engine) as conn:
         line = a_line("ghost", "0.5", claim_uid="c-ghost", identity="nb-…")
-        await bills.put(conn, [line, a_line("foreign", "9")], provider="modal", account="default")
+        await bills.put(conn, [line, a_line("foreign", "9")], provider="modal", account="default", epoch=books.epoch)
         for _ in range(2):
             found = await bills.strays(
                 conn, provider="modal", account="default", settle_s=0, epoch=books.epoch
