@@ -64,6 +64,11 @@ class AccountOffers:
         """The name, in lower case, that this account's offerings have for an accelerator."""
         return self.aliases.get(kind.lower(), kind).lower()
 
+    def shown_name(self, kind: str) -> str:
+        """The same as its list writes it; ``kind`` as it is where nothing like it is offered."""
+        rows = self._by_type.get(self.own_name(kind), ())
+        return next((row.accelerator.type for row in rows if row.accelerator), kind)
+
     def find(
         self, accelerator: Accelerator | None, *, tier: Tier | None = None, region: str | None = None
     ) -> tuple[Offering, ...]:

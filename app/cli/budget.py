@@ -80,9 +80,13 @@ def _show(database_url: str | None, style: output.Style) -> None:
     metavar="S",
     help="What runs and is promised counts for so many seconds more.",
 )
-def set_budget(database_url: str | None, name: str, amount: str, thresholds: str, **rest: Any) -> None:
+@click.option("--new", "is_new", is_flag=True, help="Take names that nothing was ever seen of, too.")
+def set_budget(
+    database_url: str | None, name: str, amount: str, thresholds: str, is_new: bool, **rest: Any
+) -> None:
     """Set budget NAME, in place of what had the name. Without a scope it is for everything."""
     from app.store.budgets import POOL_PREFIX, Budget, put
+    from app.store.scopes import UnknownName, expect_known
 
     if name.startswith(POOL_PREFIX):
         raise click.UsageError("that is a NodePool's budget: write spec.budget of the NodePool")
@@ -95,9 +99,14 @@ def set_budget(database_url: str | None, name: str, amount: str, thresholds: str
     )
 
     async def write(conn: Any) -> None:
+        if not is_new:
+            await expect_known(conn, {each: rest[each] for each in ("namespace", "team", "pool")})
         await put(conn, [budget])
 
-    run(_transaction(settings_of(database_url=database_url), write))
+    try:
+        run(_transaction(settings_of(database_url=database_url), write))
+    except UnknownName as error:
+        raise click.UsageError(str(error)) from None
     click.echo(f"budget {name}: ${budget.amount_usd} a {budget.period}, {budget.action}")
 
 

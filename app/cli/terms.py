@@ -11,9 +11,14 @@ import click
 from app.cli import output
 from app.cli.database import database_option, run, settings_of
 
+_new_option = click.option(
+    "--new", "is_new", is_flag=True, help="Take names that nothing was ever seen of, too."
+)
+
 
 def _account_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
+        _new_option,
         click.option("--reason", default="", help="For those who read it later."),
         click.option("--tier", type=click.Choice(["Spot", "OnDemand", "*"]), default="*", show_default=True),
         click.option(
@@ -79,7 +84,10 @@ def end_override(database_url: str | None, number: int) -> None:
 def commitment(context: click.Context, /, database_url: str | None, style: output.Style) -> None:
     """Show what was paid in advance, and how much of it is used."""
     if context.invoked_subcommand is None:
-        columns = ("id", "provider", "account", "sku", "tier", "amount_usd", "used_usd", "usd_per_hour")
+        columns = (
+            *("id", "provider", "account", "sku", "tier"),
+            *("amount_usd", "used_usd", "usd_per_hour", "machines"),
+        )
         _list(database_url, style, "commitments", columns)
 
 
@@ -90,12 +98,18 @@ def commitment(context: click.Context, /, database_url: str | None, style: outpu
 @click.option(
     "--usd-per-hour", required=True, metavar="DOLLARS", help="What an hour of a machine takes from it."
 )
+@click.option(
+    "--machines",
+    type=click.IntRange(1),
+    metavar="N",
+    help="How many it covers at once. Default: any number, until the amount is used.",
+)
 @click.option("--from", "since", required=True, metavar="WHEN", help="The term begins, UTC.")
 @click.option("--to", "until", required=True, metavar="WHEN", help="The term ends, UTC.")
 def add_commitment(
     database_url: str | None, amount: str, usd_per_hour: str, since: str, until: str, **rest: Any
 ) -> None:
-    """Note a prepayment: machines that it covers are not billed again."""
+    """Note a prepayment: machines that it covers are not billed again, as long as its amount lasts."""
     begins, ends = _moment("--from", since), _moment("--to", until)
     if begins is None or ends is None or ends <= begins:
         raise click.UsageError("--to must be after --from")
@@ -121,6 +135,7 @@ def add_commitment(
 )
 @click.option("--invoice", help="The invoice's number.")
 @click.option("--reason", default="", help="For those who read it later.")
+@_new_option
 def adjust(database_url: str | None, amount: str, at: str | None, **rest: Any) -> None:
     """Write a credit, refund or tax down; one of a closed month falls into this one, and names it."""
     values = rest | {
@@ -174,13 +189,25 @@ def _cell(value: Any) -> str:
 def _write(database_url: str | None, what: str, values: dict[str, Any]) -> Any:
     from sqlalchemy.exc import IntegrityError
 
+    from app.store.scopes import UnknownName, expect_known
+    from app.store.terms import TermIsClosed
+
+    is_new = values.pop("is_new")
+
     async def act(conn: Any) -> Any:
         from app.store import terms
 
+        if not is_new:
+            names = {name: values.get(name) for name in ("provider", "account", "sku")}
+            await expect_known(conn, names, provider=values["provider"])
         return await getattr(terms, what)(conn, **values)
 
     try:
         return run(_transaction(settings_of(database_url=database_url), act))
+    except UnknownName as error:
+        raise click.UsageError(str(error)) from None
+    except TermIsClosed as error:
+        raise click.UsageError(f"--to: {error}; `nebula cost adjust` writes what is left to say") from None
     except IntegrityError as error:
         if "one_price" in str(error.orig):
             raise click.ClickException("another override holds within that time: end it first") from None

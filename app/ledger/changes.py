@@ -2,8 +2,8 @@
 
 An open run's segments are replaced where they differ. A closed run's never are: what its facts or its price
 turned out to be later becomes one adjustment for each meter, so that reports before and after differ only by
-it, and a second arrival of the same news writes nothing. So it is with what lies in closed months of a run that
-is still open: it is cut off at their end, stays as it was written, and is corrected by adjustments. What a
+it, and a second arrival of the same news writes nothing. So it is with what lies in closed months of a run
+that is still open: it is cut off at their end, stays as it was, and is corrected by adjustments. What a
 prepayment covers is corrected apart from what is billed; and once the cloud's own final bill was compared,
 that has the last word.
 """
@@ -16,7 +16,7 @@ from decimal import Decimal
 from app.ledger.facts import facts_of
 from app.ledger.labels import hash_of, labels_of
 from app.ledger.rules import AdjustmentKind, Derived, Segment, derive, product, seconds, total
-from app.store.ledger import AdjustmentRow, Due, Prices, SegmentRow, Written
+from app.store.ledger import AdjustmentRow, Commitment, Covered, Due, Prices, SegmentRow, Written
 from providers.base import BillingRule
 
 _NOTHING = Decimal(0)
@@ -26,7 +26,10 @@ _MICROSECOND = timedelta(microseconds=1)
 def changes_of(
     due: Due, prices: Prices, *, now: datetime, rules: Sequence[BillingRule] | None = None
 ) -> Written:
-    """What is to be written of one run by what is known ``now``; ``rules`` other than the cloud's now."""
+    """What is to be written of one run by what is known ``now``; ``rules`` other than the cloud's now.
+
+    The commitments of ``prices`` are the pieces that cover this very run: see `app.ledger.cover`.
+    """
     rules = due.rules if rules is None else rules
     facts = facts_of(due.run, overrides=prices.overrides, commitments=prices.commitments, now=now)
     derived = derive(facts, rules=rules) if facts is not None else Derived(segments=())
@@ -74,7 +77,15 @@ def changes_of(
         adjustments=adjustments,
         closed=closed,
         ended_at=max(ends) if closed and ends else None,
+        begun_at=facts.timeline[0].at if facts is not None else None,
+        over_at=facts.end if facts is not None else None,
+        covered=covered_by(prices.commitments),
     )
+
+
+def covered_by(pieces: Sequence[Commitment]) -> Covered:
+    """As it is kept."""
+    return tuple(sorted((each.id, each.starts_at, each.ends_at) for each in pieces))
 
 
 def _cut(

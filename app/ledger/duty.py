@@ -58,7 +58,7 @@ class Ledger:
         self._engine, self._accounts, self._offerings = engine, accounts, offerings
         self._settings, self._leadership = settings, leadership
         self._budgets = budgets
-        self._writer = Writer(engine=engine)
+        self._writer = Writer(engine=engine, offerings=offerings)
         self._reconciler = Reconciler(
             engine=engine, installation=installation, settle_s=settings.bill_settle_s
         )
@@ -156,7 +156,7 @@ class Ledger:
         self._priced = version
 
     async def sums(self, epoch: int) -> None:
-        """Days that are over -> sums; months that are long over -> closed, later archived, at last dropped."""
+        """Days that are over -> sums; months long over -> closed, then archived, at last dropped."""
         async with begin(self._engine) as conn:
             days = await ledger_upkeep.due_days(conn, grace_s=SUMS_GRACE_S)
         for day in days:
@@ -173,9 +173,7 @@ class Ledger:
         async with begin(self._engine) as conn:
             await ledger_periods.archive(conn, epoch=epoch)
         async with begin(self._engine) as conn:
-            await ledger_periods.drop_old(
-                conn, keep_months=self._settings.segments_keep_months, epoch=epoch
-            )
+            await ledger_periods.drop_old(conn, keep_months=self._settings.segments_keep_months, epoch=epoch)
 
     async def bills(self, epoch: int) -> None:
         """The clouds' own bills beside ours."""

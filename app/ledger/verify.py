@@ -1,8 +1,11 @@
 """The ledger held against what it was made from: every run derived again, by the rules used then."""
 
+from dataclasses import replace
+
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.ledger.changes import changes_of
+from app.ledger.writer import covers_of
 from app.store import costs, ledger
 from app.store.engine import database_now
 from app.store.ledger import rules_from_json
@@ -42,10 +45,12 @@ async def _derived_again(conn: AsyncConnection) -> list[str]:
         for row in await costs.rows(conn, "select run_id, rules from ledger_run")
     }
     ids = sorted(used)
+    covers = covers_of(await ledger.lasting(conn), (), prices, now=now) if prices.commitments else {}
     wrong = []
     for start in range(0, len(ids), AT_ONCE):
         for due in await ledger.derivable(conn, ids[start : start + AT_ONCE]):
-            changes = changes_of(due, prices, now=now, rules=used[due.run.id])
+            mine = replace(prices, commitments=covers.get(due.run.id, ()))
+            changes = changes_of(due, mine, now=now, rules=used[due.run.id])
             if due.is_current and (changes.gone or changes.new or changes.adjustments):
                 wrong.append(
                     f"run {due.run.id} ({due.run.provider} {due.run.resource_id}): its facts say otherwise"

@@ -5,7 +5,8 @@ transactions that committed late, and at the start of a term whatever was ever l
 renting: it only reads what provisioning has written, and a store that is away is tried again.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 import structlog
@@ -13,12 +14,17 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from app.ledger.changes import changes_of
+from app.ledger.changes import changes_of, covered_by
+from app.ledger.cover import Stay, cover
+from app.ledger.facts import facts_of
 from app.store import ledger
 from app.store.engine import begin, database_now
-from app.store.ledger import Due, Prices, Written
+from app.store.ledger import Commitment, Due, Lasting, Prices, Written
+from catalog.offerings import Offerings
 
 log = structlog.get_logger()
+
+Covers = Mapping[int, tuple[Commitment, ...]]
 
 LATE_COMMITS = timedelta(minutes=2)
 AT_ONCE = 500
@@ -26,9 +32,13 @@ AT_ONCE = 500
 
 @dataclass(slots=True, kw_only=True)
 class Writer:
-    """One a term. ``epoch`` of the leader guards every write."""
+    """One a term. ``epoch`` of the leader guards every write.
+
+    ``offerings`` knows how its list writes the name of an accelerator, however a Pod has: one name.
+    """
 
     engine: AsyncEngine
+    offerings: Offerings | None = None
     _since: datetime | None = None
     _prices: Prices | None = None
 
@@ -55,7 +65,12 @@ class Writer:
                 found = await ledger.due(
                     conn, since=self._since, prices_at=prices.changed_at, also=also, limit=AT_ONCE
                 )
-                work = [row for each in found if (row := self._changes(each, prices, now=now)) is not None]
+                covers = await self._covers(conn, found, prices, now=now)
+                work = [
+                    row
+                    for each in found
+                    if (row := self._changes(each, _prices_of(each, prices, covers), now=now)) is not None
+                ]
                 at = prices.changed_at
                 if together:
                     done = await ledger.write(conn, work, epoch=epoch, prices_at=at)
@@ -64,10 +79,27 @@ class Writer:
                 written += len(done)
                 seen = {each.run.id for each in found}
                 also = [run_id for run_id in also if run_id not in seen]
-                if len(found) < AT_ONCE or not done:
+                if len(seen) < AT_ONCE or not done:
                     break
         self._since, self._prices = now - LATE_COMMITS, prices
         return written
+
+    async def _covers(
+        self, conn: AsyncConnection, found: list[Due], prices: Prices, *, now: datetime
+    ) -> Covers:
+        """What prepayments cover now, of all runs; those of which that has changed join ``found``."""
+        if not prices.commitments or not (found or self._prices != prices):
+            return {}
+        held = await ledger.lasting(conn)
+        covers = covers_of(held, found, prices, now=now)
+        here = {each.run.id for each in found}
+        moved = [
+            each.id
+            for each in held
+            if each.id not in here and each.covered != covered_by(covers.get(each.id, ()))
+        ]
+        found += await ledger.derivable(conn, moved)
+        return covers
 
     async def _repriced(self, conn: AsyncConnection, prices: Prices) -> list[int]:
         """Closed runs that a price which a person has set since the last tick may concern."""
@@ -76,13 +108,38 @@ class Writer:
             return []
         return list((await conn.execute(_REPRICED, {"before": before})).scalars())
 
+    def _named(self, due: Due) -> Due:
+        offers = self.offerings.get(due.run.provider, due.run.account) if self.offerings is not None else None
+        kind, colon, count = due.run.accelerator.rpartition(":")
+        if offers is None or not colon:
+            return due
+        return replace(due, run=replace(due.run, accelerator=f"{offers.shown_name(kind)}:{count}"))
+
     def _changes(self, due: Due, prices: Prices, *, now: datetime) -> Written | None:
         """One run that cannot be derived must not keep the others from being written."""
         try:
-            return changes_of(due, prices, now=now)
+            return changes_of(self._named(due), prices, now=now)
         except (ValueError, ArithmeticError, AssertionError):
             log.exception("a run cannot be derived", run=due.run.id, resource=due.run.resource_id)
             return None
+
+
+def covers_of(held: Iterable[Lasting], found: Iterable[Due], prices: Prices, *, now: datetime) -> Covers:
+    """What prepayments cover: of ``found`` by their newest facts, of ``held`` as they were derived last."""
+    stays = {each.id: Stay(run=each, start=each.begun_at, end=each.over_at) for each in held}
+    for due in found:
+        stays.pop(due.run.id, None)
+        try:
+            facts = facts_of(due.run, overrides=(), commitments=(), now=now)
+        except (ValueError, ArithmeticError, AssertionError):
+            continue  # told of where it cannot be derived
+        if facts is not None:
+            stays[due.run.id] = Stay(run=due.run, start=facts.timeline[0].at, end=facts.end)
+    return cover(stays.values(), commitments=prices.commitments, overrides=prices.overrides)
+
+
+def _prices_of(due: Due, prices: Prices, covers: Covers) -> Prices:
+    return replace(prices, commitments=covers.get(due.run.id, ()))
 
 
 async def _alone(conn: AsyncConnection, run: Written, *, epoch: int, at: datetime) -> list[int]:

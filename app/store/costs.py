@@ -239,10 +239,10 @@ where not d.dirty and coalesce(l.sum, 0) <> coalesce(c.sum, 0)
 """
 MOVED_MONTHS = """
 select m.month, t.sum as closed, c.sum as ledger from closed_month m
-left join lateral (select sum(billed_dollar_seconds) from billing_period_close x where x.month = m.month) t (sum)
-    on true
-left join lateral (select sum(billed_dollar_seconds) from charge_between(m.month::timestamp at time zone 'UTC',
-    (m.month + interval '1 month') at time zone 'UTC')) c (sum) on true
+left join lateral (select sum(billed_dollar_seconds) from billing_period_close x where x.month = m.month
+    ) t (sum) on true
+left join lateral (select sum(billed_dollar_seconds) from charge_between(
+    m.month::timestamp at time zone 'UTC', (m.month + interval '1 month') at time zone 'UTC')) c (sum) on true
 where not m.dropped and coalesce(t.sum, 0) <> coalesce(c.sum, 0) and not exists (
     select from billing_period_close x where x.month = m.month and x.closed_at < m.closed_at)
 """

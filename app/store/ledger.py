@@ -1,8 +1,8 @@
 """What the ledger reads of runs and writes of money. One statement reads a tick's work, one writes it.
 
 Writes are compare-and-set on `run.changed_at`: a run whose facts moved meanwhile is written by the next tick.
-Segments that are equal stay, so that a tick touches only what differs; a closed run's are frozen, and all that
-lies in a closed month. What was derived for other closed months than there are now is written by the next tick.
+Segments that are equal stay, so that a tick touches only what differs; a closed run's are frozen, and all
+that lies in a closed month. What was derived for other closed months than there are is left.
 Only the leader of the epoch writes.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from decimal import Context, Decimal
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 from sqlalchemy import text
@@ -35,6 +35,23 @@ class MeterFact:
     @property
     def key(self) -> tuple[MeterKind, str]:
         return (self.kind, self.label)
+
+
+class Fitting(Protocol):
+    """What says whether a price that a person has set is one of a machine."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def provider(self) -> str: ...
+    @property
+    def account(self) -> str: ...
+    @property
+    def sku(self) -> str: ...
+    @property
+    def accelerator(self) -> str: ...
+    @property
+    def tier(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,8 +161,8 @@ class Adjusted:
 class Held:
     """What is written of a run: its segments, and the sums of the adjustments that were derived.
 
-    ``adjusted``: by meter and commitment. ``billed``: the cloud's own final bill was compared with it, and has
-    the last word.
+    ``adjusted``: by meter and commitment. ``billed``: the cloud's own final bill was compared with it, and
+    has the last word.
     """
 
     segments: tuple[SegmentRow, ...]
@@ -191,7 +208,7 @@ class Override:
     starts_at: datetime
     ends_at: datetime | None
 
-    def fits(self, run: LedgerRun) -> bool:
+    def fits(self, run: Fitting) -> bool:
         return _fits(self, run)
 
     def holds(self, at: datetime) -> bool:
@@ -200,7 +217,7 @@ class Override:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commitment:
-    """What a term that was paid for in advance covers."""
+    """What a term that was paid for in advance covers: so many ``machines`` at once, None for any number."""
 
     id: int
     provider: str
@@ -208,10 +225,12 @@ class Commitment:
     sku: str
     tier: str
     usd_per_hour: Decimal
+    amount_usd: Decimal
+    machines: int | None
     starts_at: datetime
     ends_at: datetime
 
-    def fits(self, run: LedgerRun) -> bool:
+    def fits(self, run: Fitting) -> bool:
         return _fits(self, run)
 
     def holds(self, at: datetime) -> bool:
@@ -227,7 +246,7 @@ class Prices:
     changed_at: datetime
 
 
-def _fits(each: Override | Commitment, run: LedgerRun) -> bool:
+def _fits(each: Override | Commitment, run: Fitting) -> bool:
     return (
         each.provider == run.provider
         and each.account in (ANY, run.account)
@@ -418,10 +437,7 @@ _SEGMENT_COLUMNS = (
 
 def _segment(item: Mapping[str, Any]) -> SegmentRow:
     return SegmentRow(
-        **{
-            name: item[name]
-            for name in _SEGMENT_COLUMNS
-        },
+        **{name: item[name] for name in _SEGMENT_COLUMNS},
         start=_time(item["start"]),
         end=None if item["end"] is None else _time(item["end"]),
         quantity=Decimal(item["quantity"]),
@@ -452,6 +468,13 @@ class Written:
     adjustments: Sequence[AdjustmentRow]
     closed: bool
     ended_at: datetime | None
+    begun_at: datetime | None
+    over_at: datetime | None
+    covered: "Covered"
+
+
+Covered = Sequence[tuple[int, datetime, datetime]]
+"""Pieces of prepayments that cover a run: commitment, start, end."""
 
 
 # One statement: the deletes are through before the inserts begin (a scalar subquery is read first), since the
@@ -460,7 +483,8 @@ _WRITE = text("""
     with data as materialized (
         select d.*, r.id as run from jsonb_to_recordset(cast(:runs as jsonb)) as d (
             run_id bigint, changed_at timestamptz, label_hash text, labels jsonb, rules jsonb, gone jsonb,
-            new jsonb, adjustments jsonb, closed boolean, ended_at timestamptz, closed_month date)
+            new jsonb, adjustments jsonb, closed boolean, ended_at timestamptz, closed_month date,
+            begun_at timestamptz, over_at timestamptz, covered jsonb)
         join run r on r.id = d.run_id and r.changed_at = d.changed_at
         where (select epoch from installation) = :epoch
             and d.closed_month is not distinct from (select max(month) from closed_month)
@@ -531,12 +555,14 @@ _WRITE = text("""
         where g.day < date_trunc('day', now() at time zone 'UTC')
         on conflict (day) do update set dirty = true where not cost_day.dirty
     )
-    insert into ledger_run (run_id, label_set_id, facts_at, prices_at, derived_at, closed_at, ended_at, rules)
+    insert into ledger_run (run_id, label_set_id, facts_at, prices_at, derived_at, closed_at, ended_at, rules,
+        begun_at, over_at, covered)
     select run_id, label_set_id, changed_at, :prices_at, clock_timestamp(),
-        case when closed then clock_timestamp() end, ended_at, rules from named
+        case when closed then clock_timestamp() end, ended_at, rules, begun_at, over_at, covered from named
     on conflict (run_id) do update set label_set_id = excluded.label_set_id, facts_at = excluded.facts_at,
         prices_at = excluded.prices_at, derived_at = excluded.derived_at, rules = excluded.rules,
         closed_at = coalesce(ledger_run.closed_at, excluded.closed_at),
+        begun_at = excluded.begun_at, over_at = excluded.over_at, covered = excluded.covered,
         ended_at = coalesce(excluded.ended_at, ledger_run.ended_at)
     returning run_id
 """)
@@ -565,6 +591,9 @@ def _plain(run: Written) -> dict[str, Any]:
         "adjustments": list(run.adjustments),
         "closed": run.closed,
         "ended_at": run.ended_at,
+        "begun_at": run.begun_at,
+        "over_at": run.over_at,
+        "covered": run.covered,
     }
 
 
@@ -639,10 +668,11 @@ async def put_rules(
 
 _PRICES = text("""
     select 'override' as what, id, provider, account, sku, tier, usd_per_hour, lower(valid) as starts_at,
-        upper(valid) as ends_at, changed_at from price_override
+        upper(valid) as ends_at, null::numeric as amount_usd, null::int as machines, changed_at
+    from price_override
     union all
     select 'commitment', id, provider, account, sku, tier, usd_per_hour, lower(valid), upper(valid),
-        changed_at from commitment
+        amount_usd, machines, changed_at from commitment
 """)
 
 
@@ -653,10 +683,50 @@ async def prices(conn: AsyncConnection) -> Prices:
     names = ("id", "provider", "account", "sku", "tier", "usd_per_hour", "starts_at", "ends_at")
     made: dict[str, list[Any]] = {"override": [], "commitment": []}
     for row in rows:
-        kind = Override if row.what == "override" else Commitment
-        made[row.what].append(kind(**{name: getattr(row, name) for name in names}))
+        values = {name: getattr(row, name) for name in names}
+        if row.what == "override":
+            made[row.what].append(Override(**values))
+        else:
+            more = {"amount_usd": row.amount_usd, "machines": row.machines}
+            made[row.what].append(Commitment(**values, **more))
     return Prices(
         overrides=tuple(made["override"]),
         commitments=tuple(made["commitment"]),
         changed_at=max((row.changed_at for row in rows), default=datetime(1970, 1, 1, tzinfo=UTC)),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lasting:
+    """A run that a prepayment may cover, as it was derived last."""
+
+    id: int
+    provider: str
+    account: str
+    sku: str
+    accelerator: str
+    tier: str
+    begun_at: datetime
+    over_at: datetime | None
+    covered: Covered
+
+
+_LASTING = text("""
+    select r.id, r.provider, r.account, coalesce(a.shape, '') as sku, r.accelerator, r.tier, l.begun_at,
+        l.over_at, l.covered
+    from ledger_run l join run r on r.id = l.run_id
+    left join provision_attempt a on a.claim_uid = r.claim_uid and a.number = r.attempt
+    where l.begun_at is not null and l.dropped_at is null and (l.covered <> '[]'::jsonb
+        or exists (select from commitment c where c.provider = r.provider
+            and l.begun_at < upper(c.valid) and coalesce(l.over_at, 'infinity') > lower(c.valid)))
+    order by r.id
+""")
+
+
+async def lasting(conn: AsyncConnection) -> list[Lasting]:
+    """Every run that was there in the term of a prepayment of its provider, or was covered by one."""
+    found = []
+    for row in (await conn.execute(_LASTING)).mappings():
+        pieces = tuple((number, _time(start), _time(end)) for number, start, end in row["covered"])
+        found.append(Lasting(**{**row, "covered": pieces}))
+    return found

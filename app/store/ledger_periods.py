@@ -1,12 +1,11 @@
 """Closed months, and what becomes of segments that are old: frozen, summed, moved, dropped.
 
 A month is closed once, after every one before it, and from then on nothing of what came before its end ever
-changes, whatever becomes of a run that is still open: its segments are cut at the end of the month and frozen,
+changes, whatever becomes of a run that is still open: its segments are cut at the month's end and frozen,
 and what its facts turn out to be later falls into an open month as an adjustment that names the closed one.
 Whoever writes money at the same time waits for the close, and finds the month closed then.
 """
 
-from collections.abc import Sequence
 from datetime import date
 
 import structlog
@@ -82,7 +81,7 @@ _SUMMED = text("update closed_month set summed = true where month = :month and n
 
 
 async def close_month(conn: AsyncConnection, month: date, *, epoch: int) -> bool:
-    """Freeze everything up to the end of ``month``, and write its totals down for good; False: not ours to do.
+    """Freeze everything up to the end of ``month``, and write its totals down; False: not ours to do.
 
     In the caller's transaction, which waits for those that write money, and keeps new ones waiting.
     """
@@ -138,7 +137,10 @@ _MOVED = f"""
     cross join lateral (select extract(epoch from upper(p.part) - lower(p.part)) as seconds) e
     where s.frozen and lower(s.period) < {_EDGE} and upper(s.period) <= {_EDGE} and not isempty(p.part)
 """
-_REMOVED = f"delete from billing_segment s where s.frozen and lower(s.period) < {_EDGE} and upper(s.period) <= {_EDGE}"
+_REMOVED = f"""
+    delete from billing_segment s
+    where s.frozen and lower(s.period) < {_EDGE} and upper(s.period) <= {_EDGE}
+"""
 
 
 async def archive(conn: AsyncConnection, *, epoch: int) -> int:
@@ -172,28 +174,35 @@ def partition(month: date) -> str:
     return f"{ARCHIVE}_{month:%Y_%m}"
 
 
-_OLD = text("""
-    select month from closed_month
-    where summed and not dropped and month < (date_trunc('month', now() at time zone 'UTC')
+_IS_OLD = """
+    m.summed and not m.dropped and m.month < (date_trunc('month', now() at time zone 'UTC')
         - make_interval(months => :keep))::date
-        and month < (select max(month) from closed_month) - interval '1 month'
-        and not exists (select from billing_segment where lower(period) < (closed_month.month
-            + interval '1 month') at time zone 'UTC')
-        and not exists (select from generate_series(closed_month.month, closed_month.month
-            + interval '1 month' - interval '1 day', interval '1 day') g (day)
-            where not exists (select from cost_day d where d.day = g.day::date and not d.dirty))
-    order by month
+    and m.month < (select max(month) from closed_month) - interval '1 month'
+    and not exists (select from billing_segment
+        where lower(period) < (m.month + interval '1 month') at time zone 'UTC')
+"""
+_DAYS = "generate_series(m.month, m.month + interval '1 month' - interval '1 day', interval '1 day') g (day)"
+# A day in which nothing ran may have no sum yet: it gets one first, and its month goes the next time.
+_WHOLE = text(f"""
+    insert into cost_day (day, dirty) select g.day::date, true from closed_month m, {_DAYS} where {_IS_OLD}
+    on conflict do nothing
+""")
+_OLD = text(f"""
+    select m.month from closed_month m where {_IS_OLD} and not exists (select from {_DAYS}
+        where not exists (select from cost_day d where d.day = g.day::date and not d.dirty))
+    order by 1
 """)
 _DROPPED = text("update closed_month set dropped = true where month = :month")
 
 
-async def drop_old(conn: AsyncConnection, *, keep_months: int, epoch: int) -> Sequence[date]:
+async def drop_old(conn: AsyncConnection, *, keep_months: int, epoch: int) -> list[date]:
     """Drop the partitions of months older than ``keep_months``; 0: none ever. Their sums stay. Which months.
 
     Only what is summed by day and by month goes, and what a run is derived from no more.
     """
     if not keep_months or (await conn.execute(_LEADS, {"epoch": epoch})).first() is None:
-        return ()
+        return []
+    await conn.execute(_WHOLE, {"keep": keep_months})
     months = list((await conn.execute(_OLD, {"keep": keep_months})).scalars())
     for month in months:
         name = partition(month)

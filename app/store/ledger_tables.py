@@ -96,6 +96,11 @@ class LedgerRun(Base):
         comment="segments of it are past their retention: never derived again"
     )
     rules: Mapped[list[Any]] = mapped_column(comment="the cloud's billing rules that were used")
+    begun_at: Mapped[datetime | None] = mapped_column(comment="the machine's first instant, as derived")
+    over_at: Mapped[datetime | None] = mapped_column(comment="its last; null: it goes on")
+    covered: Mapped[list[Any]] = mapped_column(
+        server_default=text("'[]'::jsonb"), comment="by prepayments: commitment, start, end"
+    )
 
 
 class BillingRuleRow(Base):
@@ -303,7 +308,12 @@ class BillingSegmentArchive(Base):
     __tablename__ = "billing_segment_archive"
     __table_args__ = (
         Index(None, "run_id"),
-        Index("billing_segment_archive_begins_idx", text("lower(period)"), postgresql_using="brin"),
+        Index(
+            "billing_segment_archive_times_idx",
+            text("lower(period)"),
+            text("upper(period)"),
+            postgresql_using="brin",
+        ),
         Index("billing_segment_archive_unpriced_idx", "run_id", postgresql_where=text("usd is null")),
         Index(
             "billing_segment_archive_commitment_idx",

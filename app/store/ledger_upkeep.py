@@ -21,7 +21,8 @@ _DUE_DAYS = text("""
         interval '1 day') d (day)
     union
     select day from cost_day where dirty
-        and day >= (select coalesce(max(month) + interval '1 month', '-infinity') from closed_month where dropped)
+        and day >= (select coalesce(max(month) + interval '1 month', '-infinity') from closed_month
+            where dropped)
     order by day limit :limit
 """)
 _DROP_DAY = text("delete from cost_daily where day = :day")
@@ -58,7 +59,7 @@ async def seal_day(conn: AsyncConnection, day: date, *, epoch: int) -> None:
 
 
 async def unseal(conn: AsyncConnection) -> None:
-    """Forget the sums of days and months: they are made anew. Those past retention stay: they are all there is."""
+    """Forget the sums of days and months: they are made anew. Those past retention stay."""
     await conn.execute(_UNSEAL_DAILY)
     await conn.execute(_UNSEAL_DAYS)
     await conn.execute(_UNSEAL_MONTHLY)

@@ -184,10 +184,12 @@ async def overrides(conn: AsyncConnection) -> list[dict[str, Any]]:
 async def commitments(conn: AsyncConnection) -> list[dict[str, Any]]:
     """All of them with what is used of each."""
     query = """
-        select c.*, lower(c.valid) as since, upper(c.valid) as until,
+        select c.*, lower(c.valid) as since, upper(c.valid) as until, (
             coalesce((select sum(s.quantity * s.usd * extract(epoch from
                 least(upper(s.period), greatest(statement_timestamp(), lower(s.period))) - lower(s.period)))
-                from segment s where s.commitment_id = c.id), 0) / 3600 as used_usd
+                from segment s where s.commitment_id = c.id), 0)
+            + coalesce((select sum(j.dollar_seconds) from billing_adjustment j
+                where j.commitment_id = c.id), 0)) / 3600 as used_usd
         from commitment c order by c.id desc
     """
     return [dict(row) for row in (await conn.execute(text(query))).mappings()]

@@ -2,7 +2,7 @@
 
 import sqlalchemy as sa
 from alembic import op
-from sqlalchemy.dialects.postgresql import TSTZRANGE
+from sqlalchemy.dialects.postgresql import JSONB, TSTZRANGE
 
 from app.store import views
 
@@ -191,7 +191,10 @@ def _archive() -> None:
     table = "billing_segment_archive"
     op.create_index(op.f("billing_segment_archive_run_id_idx"), table, ["run_id"])
     op.create_index(
-        "billing_segment_archive_begins_idx", table, [sa.text("lower(period)")], postgresql_using="brin"
+        "billing_segment_archive_times_idx",
+        table,
+        [sa.text("lower(period)"), sa.text("upper(period)")],
+        postgresql_using="brin",
     )
     op.create_index(
         "billing_segment_archive_unpriced_idx", table, ["run_id"], postgresql_where=sa.text("usd is null")
@@ -213,6 +216,27 @@ def _archive() -> None:
 
 
 def _commitments() -> None:
+    for name, comment in (
+        ("begun_at", "the machine's first instant, as derived"),
+        ("over_at", "its last; null: it goes on"),
+    ):
+        op.add_column("ledger_run", sa.Column(name, sa.DateTime(timezone=True), comment=comment))
+    op.add_column(
+        "ledger_run",
+        sa.Column(
+            "covered",
+            JSONB(),
+            server_default=sa.text("'[]'::jsonb"),
+            nullable=False,
+            comment="by prepayments: commitment, start, end",
+        ),
+    )
+    op.execute("""
+        update ledger_run l set begun_at = s.low, over_at = case when not s.open then s.high end from (
+            select run_id, min(lower(period)) as low, max(upper(period)) as high,
+                bool_or(upper_inf(period)) as open from billing_segment group by run_id) s
+        where s.run_id = l.run_id
+    """)
     op.add_column(
         "commitment",
         sa.Column(
@@ -236,9 +260,7 @@ def _metrics() -> None:
     op.create_table(
         "shown_counter",
         _text("series"),
-        sa.Column(
-            "labels", sa.ARRAY(sa.Text()), nullable=False, comment="values, in the series' order"
-        ),
+        sa.Column("labels", sa.ARRAY(sa.Text()), nullable=False, comment="values, in the series' order"),
         _amount("value"),
         sa.PrimaryKeyConstraint("series", "labels", name=op.f("shown_counter_pkey")),
         comment="What other counters of /metrics show: they never fall. Written by ledger/.",
@@ -268,8 +290,15 @@ def downgrade() -> None:
             why, commitment_id, gpus, true from billing_segment_archive
     """)
     op.execute(_FROZEN_BEFORE)
-    for name in ("provider_balance", "shown_counter", "billing_segment_archive", "cost_monthly", "closed_month"):
+    for name in (
+        "provider_balance",
+        "shown_counter",
+        "billing_segment_archive",
+        "cost_monthly",
+        "closed_month",
+    ):
         op.drop_table(name)
-    op.drop_column("ledger_run", "dropped_at")
+    for name in ("dropped_at", "begun_at", "over_at", "covered"):
+        op.drop_column("ledger_run", name)
     for name in ("machines", "purchased_at"):
         op.drop_column("commitment", name)

@@ -171,6 +171,7 @@ language sql stable as $$
                 least(c.charge_period_end, t_to) - greatest(c.charge_period_start, t_from))) end as seconds
     ) t
     where t_from < t_to and c.period && tstzrange(t_from, case when t_from < t_to then t_to else t_from end, '[)')
+        and c.charge_period_start < t_to and c.charge_period_end >= t_from
         and c.until_month >= date_trunc('month', t_from at time zone 'UTC')::date
         and c.since_month <= (t_to at time zone 'UTC')::date
 $$;

@@ -341,7 +341,9 @@ async def test_an_unpriced_run_gets_its_price_from_the_bill(books: Books):
 async def test_what_a_cloud_bills_for_a_machine_of_ours_that_nobody_saw_is_written_down(books: Books):
     async with begin(books.engine) as conn:
         line = a_line("ghost", "0.5", claim_uid="c-ghost", identity="nb-…")
-        await bills.put(conn, [line, a_line("foreign", "9")], provider="modal", account="default", epoch=books.epoch)
+        await bills.put(
+            conn, [line, a_line("foreign", "9")], provider="modal", account="default", epoch=books.epoch
+        )
         for _ in range(2):
             found = await bills.strays(
                 conn, provider="modal", account="default", settle_s=0, epoch=books.epoch

@@ -43,7 +43,12 @@ class Books:
             await get_or_create(conn, new_id="abcdefghij")
             self.epoch = await next_epoch(conn, 0)
             await ledger.put_rules(
-                conn, provider="modal", account="default", rules=rules or (RULE,), bills=False, epoch=self.epoch
+                conn,
+                provider="modal",
+                account="default",
+                rules=rules or (RULE,),
+                bills=False,
+                epoch=self.epoch,
             )
         self.writer = Writer(engine=self.engine)
         return self
