@@ -164,6 +164,10 @@ class Workload:
     way, or refuses in `Provider.validate`. ``ports`` are TCP. ``options`` are the claim's frozen provider
     options, the same as in `Attempt`. ``needs_commands``: a probe or hook runs commands beside it, so that
     only a cloud with `providers.capabilities.Executes` will do.
+
+    ``stdin``: its input stays open for whoever attaches, and with ``stdin_once`` ends with the first of them;
+    ``terminal``: it has a terminal, which merges its outputs. Both only where `providers.capabilities.Attaches`
+    is. Otherwise it reads an end of file at once.
     """
 
     image: str
@@ -184,6 +188,9 @@ class Workload:
     registry: RegistryLogin | None = None
     egress: Egress = Egress()
     needs_commands: bool = False
+    stdin: bool = False
+    stdin_once: bool = False
+    terminal: bool = False
     dead_man: bool = False
 
     def masked(self, text: str) -> str:

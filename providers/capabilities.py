@@ -178,7 +178,9 @@ class Attaches(Protocol):
     async def attach(self, ref: Ref, *, stdin: bool, terminal: bool) -> Session | None:
         """The main process's streams from now on; None when the cloud has no such machine.
 
-        ``aclose`` leaves, and does not end, the process.
+        ``aclose`` leaves, and does not end, the process. ``stdin`` and ``terminal`` are what the client has.
+        What it sends reaches a workload that was ordered with `Workload.stdin`, and is dropped by any other;
+        the end of it is an end for the process only under ``stdin_once`` without a terminal.
 
         Raises:
             Unavailable, Throttled: not attached.

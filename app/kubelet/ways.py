@@ -1,16 +1,15 @@
 """The way to a port of a machine: through its cloud, or to the address that the cloud names."""
 
 import asyncio
-import contextlib
 
 from app.inventory.budget import Urgency
 from app.inventory.places import place_of
 from app.kubelet.find import Target
 from providers.base import Machine, Unavailable
 from providers.capabilities import Dials, Pipe
+from providers.pipes import PIECE_BYTES, TcpPipe
 
 CONNECT_S = 10.0
-_PIECE_BYTES = 64 * 1024
 
 
 async def dial(target: Target, port: int) -> Pipe:
@@ -39,36 +38,9 @@ async def dial(target: Target, port: int) -> Pipe:
         raise Unavailable(f"the cloud serves it only as a web page, at {place.base}")
     try:
         async with asyncio.timeout(CONNECT_S):
-            reader, writer = await asyncio.open_connection(place.host, place.port, limit=4 * _PIECE_BYTES)
+            reader, writer = await asyncio.open_connection(place.host, place.port, limit=4 * PIECE_BYTES)
     except TimeoutError:
         raise Unavailable("no answer") from None
     except OSError as error:
         raise Unavailable(f"connect: {error.strerror or type(error).__name__}") from error
-    return _Tcp(reader, writer)
-
-
-class _Tcp:
-    """A plain connection as a `Pipe`."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
-
-    async def read(self) -> bytes:
-        try:
-            return await self._reader.read(_PIECE_BYTES)
-        except OSError as error:
-            raise Unavailable("the connection broke") from error
-
-    async def write(self, data: bytes) -> None:
-        try:
-            self._writer.write(data)
-            await self._writer.drain()
-        except OSError as error:
-            raise Unavailable("the connection broke") from error
-
-    async def end_output(self) -> None:
-        with contextlib.suppress(OSError):
-            self._writer.write_eof()
-
-    async def aclose(self) -> None:
-        self._writer.close()
+    return TcpPipe(reader, writer)

@@ -87,8 +87,6 @@ REFUSED: Final = (
     _row("containers.*.lifecycle.stopSignal", f"{_LATER}: the cloud's own signal would be sent; remove it"),
     _row("containers.*.restartPolicy", f"{_LATER}: use the Pod's own restartPolicy"),
     _row("containers.*.restartPolicyRules", f"{_LATER}: use the Pod's own restartPolicy"),
-    _row("containers.*.stdin", f"{_LATER}: the container would read an end of file at once; remove it"),
-    _row("containers.*.tty", f"{_LATER}: the container would have no terminal; remove it"),
     _row("containers.*.ports.*.hostPort", f"{_NEVER}: there is no node with that port; use containerPort"),
     _row("containers.*.ports.*.protocol", f"{_NEVER} other than TCP: the port would not be reachable", "TCP"),
     _row(

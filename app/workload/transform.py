@@ -54,6 +54,9 @@ def build(
         active_deadline_s=spec.get("activeDeadlineSeconds"),
         options=dict(options),
         needs_commands=needs_commands(container),
+        stdin=bool(container.get("stdin")),
+        stdin_once=bool(container.get("stdinOnce")),
+        terminal=bool(container.get("tty")),
         dead_man=_dead_man(pod),
     )
 

@@ -525,7 +525,9 @@ def _order(
 ) -> dict[str, Any]:
     accelerator, ceiling = offering.accelerator, attempt.ceiling_usd_per_hour
     login = workload.registry
+    joined = {"stdin": workload.stdin, "stdin_once": workload.stdin_once, "terminal": workload.terminal}
     return {
+        **{name: True for name, on in joined.items() if on},
         "name": attempt.identity,
         "token": attempt.token,
         "region": attempt.region,

@@ -30,13 +30,13 @@ from providers.capabilities import (
 )
 from providers.fake import wire
 from providers.fake.adapter import FakeProvider, RestartingFakeProvider, parsed
+from providers.pipes import PIECE_BYTES, TcpPipe
 
 _HEAD, _STAMP = struct.Struct(">BI"), struct.Struct(">Q")
 _STDIN, _STDOUT, _STDERR, _END, _RESIZE, _INPUT_END = range(6)
 _NAMES = {_STDOUT: "stdout", _STDERR: "stderr"}
 _FRAME_BYTES_MAX = 1 << 20
 _BUFFER_BYTES = 256 * 1024
-_PIECE_BYTES = 64 * 1024
 _CONNECT_S = 10.0
 _PIECES = 16  # of each stream, held until somebody reads them
 _RESET = struct.pack("ii", 1, 0)
@@ -77,7 +77,7 @@ class RunningFakeProvider(FakeProvider):
         if answer != b"\1":
             writer.close()
             raise Unavailable("connection refused")
-        return FakePipe(reader, writer)
+        return TcpPipe(reader, writer)
 
     async def usage(self, ref: Ref) -> Usage | None:
         reply = await self._ask("GET", ref, action="/usage")
@@ -132,8 +132,8 @@ class FakeSession:
         return self._stream(_STDERR)
 
     async def write(self, data: bytes) -> None:
-        for start in range(0, len(data), _PIECE_BYTES):
-            await self._send(_STDIN, data[start : start + _PIECE_BYTES])
+        for start in range(0, len(data), PIECE_BYTES):
+            await self._send(_STDIN, data[start : start + PIECE_BYTES])
 
     async def end_input(self) -> None:
         await self._send(_INPUT_END, b"")
@@ -186,33 +186,6 @@ class FakeSession:
     async def _stream(self, kind: int) -> AsyncIterator[bytes]:
         while data := await self._pieces[kind].get():
             yield data
-
-
-class FakePipe:
-    """A connection to a port."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
-
-    async def read(self) -> bytes:
-        try:
-            return await self._reader.read(_PIECE_BYTES)
-        except OSError as error:
-            raise Unavailable("the connection broke") from error
-
-    async def write(self, data: bytes) -> None:
-        try:
-            self._writer.write(data)
-            await self._writer.drain()
-        except OSError as error:
-            raise Unavailable("the connection broke") from error
-
-    async def end_output(self) -> None:
-        with contextlib.suppress(OSError):
-            self._writer.write_eof()
-
-    async def aclose(self) -> None:
-        self._writer.close()
 
 
 async def _frames(reader: asyncio.StreamReader) -> AsyncIterator[tuple[int, bytes]]:

@@ -289,9 +289,10 @@ class _Api:
         processes, machine = self._running(asked)
         if machine.state != "running":
             raise Refused(Refusal.NOT_RUNNING, "the machine does not run")
+        stdin = bool((asked.json or {}).get("stdin"))
 
         async def serve(wire: Wire) -> None:
-            await serve_attached(wire, processes, machine.id)
+            await serve_attached(wire, processes, machine.id, stdin=stdin)
 
         return self._stream(asked, serve)
 
@@ -468,6 +469,9 @@ def _order(asked: Asked, images: Images) -> Order:
             image=body.get("image", ""),
             command=tuple(body.get("command") or ()),
             args=tuple(body.get("args") or ()),
+            stdin=bool(body.get("stdin")),
+            stdin_once=bool(body.get("stdin_once")),
+            terminal=bool(body.get("terminal")),
             env={name: digest_of(value) for name, value in env.items()},
             values=dict(env),
             ports=tuple(int(port) for port in body.get("ports") or ()),

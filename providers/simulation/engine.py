@@ -117,7 +117,7 @@ class Engine:
         machine.phantom = phantom
         self._remember(machine)
         if self.processes is not None and not phantom:
-            self.processes.prepare(machine, command=(*order.command, *order.args), env=order.values)
+            self.processes.prepare(machine, order)
         if phantom:
             self._enter(machine, "gone", now)
         else:

@@ -53,6 +53,9 @@ class Order:
     image: str = ""
     command: tuple[str, ...] = ()
     args: tuple[str, ...] = ()
+    stdin: bool = False
+    stdin_once: bool = False
+    terminal: bool = False
     env: dict[str, str] = field(default_factory=dict)
     values: dict[str, str] = field(default_factory=dict, repr=False)
     ports: tuple[int, ...] = ()

@@ -24,12 +24,13 @@ import subprocess
 import sys
 import tempfile
 import termios
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from providers.simulation.clock import Clock
+from providers.simulation.orders import Order
 from providers.simulation.scenario import ProcessesPart
 from providers.simulation.state import Machine, StateError
 
@@ -55,6 +56,8 @@ class Process:
         self._ask = ask
         self.stdin = self.stdout = self.stderr = -1
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._turn = asyncio.Lock()
+        self._room: asyncio.Future[None] | None = None
 
     def signal(self, number: int) -> None:
         if not self.ended.done():
@@ -67,6 +70,27 @@ class Process:
         if self.terminal and self.stdout >= 0 and columns > 0 and rows > 0:
             fcntl.ioctl(self.stdout, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
+    async def feed(self, data: bytes) -> None:
+        """All of it to its input, after whoever came before; nothing where there is none, or none any more.
+
+        Raises:
+            OSError: nobody reads any more.
+        """
+        async with self._turn:
+            view = memoryview(data)
+            while view and self.stdin >= 0:
+                try:
+                    view = view[os.write(self.stdin, view) :]
+                except BlockingIOError:
+                    loop = asyncio.get_running_loop()
+                    self._room = loop.create_future()
+                    loop.add_writer(self.stdin, _settle, self._room)
+                    try:
+                        await self._room
+                    finally:
+                        if self.stdin >= 0:  # else its number may be another's by now
+                            loop.remove_writer(self.stdin)
+
     def close_input(self) -> None:
         """End of file for a pipe; for a terminal the character that says so."""
         if self.stdin < 0:
@@ -75,8 +99,10 @@ class Process:
             with contextlib.suppress(OSError):
                 os.write(self.stdin, b"\x04")
             return
+        asyncio.get_running_loop().remove_writer(self.stdin)
         os.close(self.stdin)
         self.stdin = -1
+        self._wake()
 
     def close(self) -> None:
         """End it, and give the descriptors back."""
@@ -87,6 +113,11 @@ class Process:
             loop.remove_writer(descriptor)
             os.close(descriptor)
         self.stdin = self.stdout = self.stderr = -1
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._room is not None:
+            _settle(self._room)
 
 
 @dataclass(slots=True)
@@ -112,10 +143,22 @@ class _Place:
     argv: tuple[str, ...]
     env: dict[str, str]
     ports: dict[int, int]
+    stdin: bool
+    stdin_once: bool
+    terminal: bool
     runs: list[_Run] = field(default_factory=list)
     extra: set[Process] = field(default_factory=set)
     cpu_s: float = 0.0  # the most that was ever measured: a counter does not fall when a child ends
     run: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """The workload's process. ``takes``: it gets the input; ``ends``: and the end of it."""
+
+    process: Process
+    takes: bool
+    ends: bool
 
 
 class Processes:
@@ -147,7 +190,7 @@ class Processes:
 
     # --- what the engine tells ------------------------------------------------------------------------
 
-    def prepare(self, machine: Machine, *, command: Sequence[str], env: Mapping[str, str]) -> None:
+    def prepare(self, machine: Machine, order: Order) -> None:
         """A machine was ordered. Its environment is kept in memory alone."""
         self._guard()
         assert self._folder is not None
@@ -165,9 +208,14 @@ class Processes:
         }
         if self._uid >= 0:
             os.chown(folder, self._uid, self._gid)
-        argv = tuple(command) or ("sleep", "infinity")
         self._places[machine.id] = _Place(
-            folder=folder, argv=argv, env={**own, **env, _MARK: machine.id}, ports=ports
+            folder=folder,
+            argv=(*order.command, *order.args) or ("sleep", "infinity"),
+            env={**own, **order.values, _MARK: machine.id},
+            ports=ports,
+            stdin=order.stdin,
+            stdin_once=order.stdin_once,
+            terminal=order.terminal,
         )
 
     def follow(self, machine: Machine) -> None:
@@ -235,10 +283,13 @@ class Processes:
         process.ended.add_done_callback(lambda _: place.extra.discard(process))
         return process
 
-    def end_of(self, machine_id: str) -> asyncio.Future[int] | None:
-        """The end of the workload's last run."""
-        run = self._last(machine_id)
-        return run.process.ended if run is not None else None
+    def joined(self, machine_id: str, *, stdin: bool) -> "Joined | None":
+        """What somebody who attaches gets, with input or without; None before the first run."""
+        place, run = self._places.get(machine_id), self._last(machine_id)
+        if place is None or run is None:
+            return None
+        takes = stdin and place.stdin
+        return Joined(run.process, takes, takes and place.stdin_once and not place.terminal)
 
     async def output(
         self, machine_id: str, *, follow: bool, run_back: int = 0, from_end: bool = False
@@ -296,7 +347,7 @@ class Processes:
         place.run += 1
         output = place.folder.parent / f"{machine_id}.{place.run}.out"
         output.touch(mode=0o600)
-        process = self._spawn(place, place.argv, stdin=False, terminal=False)
+        process = self._spawn(place, place.argv, stdin=place.stdin, terminal=place.terminal)
         run = _Run(process=process, output=output)
         place.runs.append(run)
         for old in place.runs[:-2]:
@@ -321,10 +372,9 @@ class Processes:
                         run.size += RECORD.size + len(data)
                         run.wake()
 
-            copying = [
-                asyncio.ensure_future(copy(process.stdout, 1)),
-                asyncio.ensure_future(copy(process.stderr, 2)),
-            ]
+            copying = [asyncio.ensure_future(copy(process.stdout, 1))]
+            if process.stderr >= 0:
+                copying.append(asyncio.ensure_future(copy(process.stderr, 2)))
             code = await process.ended
             # A background child may hold the pipes for ever; what the workload itself has said is there now.
             _, late = await asyncio.wait(copying, timeout=0.5)
@@ -441,26 +491,6 @@ async def read(descriptor: int) -> bytes:
             await _readable(descriptor)
         except OSError:
             return b""
-
-
-async def write(descriptor: int, data: bytes) -> None:
-    """All of it.
-
-    Raises:
-        OSError: nobody reads any more.
-    """
-    view = memoryview(data)
-    while view:
-        try:
-            view = view[os.write(descriptor, view) :]
-        except BlockingIOError:
-            loop = asyncio.get_running_loop()
-            ready = loop.create_future()
-            loop.add_writer(descriptor, _settle, ready)
-            try:
-                await ready
-            finally:
-                loop.remove_writer(descriptor)
 
 
 async def _readable(descriptor: int) -> None:

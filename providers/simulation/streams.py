@@ -18,7 +18,7 @@ from typing import Any
 import orjson
 
 from providers.simulation.faults import Fault
-from providers.simulation.processes import Process, Processes, read, write
+from providers.simulation.processes import Process, Processes, read
 
 HEAD = struct.Struct(">BI")
 STAMP = struct.Struct(">Q")
@@ -200,17 +200,33 @@ async def serve_output(
     await _until_gone(wire, send())
 
 
-async def serve_attached(wire: Wire, processes: Processes, machine_id: str) -> None:
-    """What the workload says from now on, then ``END`` with its code. It reads no input."""
-    ended = processes.end_of(machine_id)
+async def serve_attached(wire: Wire, processes: Processes, machine_id: str, *, stdin: bool) -> None:
+    """What the workload says from now on, then ``END`` with its code; its input, where it has one."""
+    joined = processes.joined(machine_id, stdin=stdin)
+    if joined is None:
+        return
+    process = joined.process
 
     async def send() -> None:
         async for _, stream, data in processes.output(machine_id, follow=True, from_end=True):
             await wire.send(Frame(stream), data)
-        code = await ended if ended is not None else 137
-        await wire.send(Frame.END, orjson.dumps({"code": code}))
+        await wire.send(Frame.END, orjson.dumps({"code": await process.ended}))
 
-    await _until_gone(wire, send())
+    work = asyncio.create_task(send(), name="attached output")
+    hear = asyncio.create_task(_hear(wire, process, takes=joined.takes, ends=joined.ends), name="attached input")
+    left = asyncio.create_task(wire.left(), name="attached left")
+    watched: list[asyncio.Task[Any]] = [work, hear, left]
+    try:
+        # Input that the workload does not read must not hide that the client has left.
+        await asyncio.wait([work, left], return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            work.result()
+    finally:
+        for task in watched:
+            task.cancel()
+        await asyncio.gather(*watched, return_exceptions=True)
+        if joined.ends:
+            process.close_input()
 
 
 async def serve_process(wire: Wire, process: Process) -> None:
@@ -272,16 +288,16 @@ async def serve_port(wire: Wire, port: int | None) -> None:
         writer.close()
 
 
-async def _hear(wire: Wire, process: Process) -> None:
-    """What the client sends, until it leaves."""
+async def _hear(wire: Wire, process: Process, *, takes: bool = True, ends: bool = True) -> None:
+    """What the client sends, until it leaves: ``takes`` its input, and ``ends`` with it."""
     with contextlib.suppress(asyncio.IncompleteReadError, OSError, _Broken):
         while True:
             kind, content = await wire.frame()
             match kind:
-                case Frame.STDIN if process.stdin >= 0:
+                case Frame.STDIN if takes:
                     with contextlib.suppress(OSError):  # a process that reads no more may go on saying things
-                        await write(process.stdin, content)
-                case Frame.INPUT_END:
+                        await process.feed(content)
+                case Frame.INPUT_END if ends:
                     process.close_input()
                 case Frame.RESIZE:
                     process.resize(**orjson.loads(content))

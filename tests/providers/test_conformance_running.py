@@ -279,6 +279,66 @@ async def test_attaching_shows_what_comes_from_now_on_and_leaving_ends_nothing(p
     assert (await shown(pair, ref, MachineState.RUNNING)).state is MachineState.RUNNING
 
 
+async def attached(pair: Pair, ref: Ref, *, stdin: bool = True, terminal: bool = False) -> Session:
+    assert isinstance(pair.provider, Attaches)
+    found = await pair.provider.attach(ref, stdin=stdin, terminal=terminal)
+    assert found is not None
+    return found
+
+
+async def test_a_workload_with_input_reads_what_those_who_attach_write(pair: Pair):
+    ref = await running(pair, "read one; echo got $one; read two; echo got $two", stdin=True)
+    first = await attached(pair, ref)
+    await first.write(b"a\n")
+    assert await anext(aiter(first.stdout)) == b"got a\n"
+    await first.end_input()  # which is no end for the workload
+    await first.aclose()
+
+    second = await attached(pair, ref)
+    await second.write(b"b\n")
+    code, out, _ = await said(second)
+
+    assert (code, out) == (0, b"got b\n")
+
+
+async def test_an_input_that_is_there_once_ends_with_the_first_who_attached(pair: Pair):
+    ref = await running(pair, "cat; echo over", stdin=True, stdin_once=True)
+    silent = await attached(pair, ref, stdin=False)
+    await silent.aclose()  # it has none that could end
+    found = await attached(pair, ref)
+    await found.write(b"all of it\n")
+    await found.end_input()
+
+    code, out, _ = await said(found)
+
+    assert (code, out) == (0, b"all of it\nover\n")
+
+
+async def test_a_workload_without_input_reads_nothing_of_those_who_attach(pair: Pair):
+    ref = await running(pair, "cat; while [ ! -e $HOME/go ]; do sleep 0.02; done; echo over")
+    found = await attached(pair, ref)
+    await found.write(b"not read\n")
+    touched = await session(pair, ref, "sh", "-c", "touch $HOME/go")
+    await said(touched)
+
+    code, out, _ = await said(found)
+
+    assert (code, out) == (0, b"over\n")
+
+
+async def test_a_workload_with_a_terminal_learns_its_size_from_whoever_attaches(pair: Pair):
+    ref = await running(pair, "read go; stty size; echo err >&2", stdin=True, stdin_once=True, terminal=True)
+    found = await attached(pair, ref, terminal=True)
+    assert await found.resize(columns=111, rows=44)
+    await found.write(b"\n")
+
+    code, out, err = await said(found)
+
+    assert (code, err) == (0, b"")
+    assert b"44 111\r\n" in out
+    assert b"err\r\n" in out
+
+
 async def test_a_port_is_dialled_and_each_direction_ends_on_its_own(pair: Pair):
     script = (
         "import os,socket; s=socket.create_server(('127.0.0.1',int(os.environ['FAKE_PORT_8000'])))\n"

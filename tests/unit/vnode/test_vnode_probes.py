@@ -190,8 +190,9 @@ async def test_nothing_is_told_while_nothing_changes(watched: Watched) -> None:
 
         await watched.until(lambda: len(workload.asked) > asked + 10)
 
-    assert watched.changes == before
-    assert watched.failures == []
+        # Before the server stops: what is probed after that fails, and is told.
+        assert watched.changes == before
+        assert watched.failures == []
 
 
 async def test_failures_are_told_once_for_each_row_of_them(watched: Watched) -> None:

@@ -65,8 +65,6 @@ REFUSED_PODS = {
     "spec.containers[main].lifecycle.stopSignal": of_container(lifecycle={"stopSignal": "SIGUSR1"}),
     "spec.containers[main].restartPolicy": of_container(restartPolicy="Never"),
     "spec.containers[main].restartPolicyRules": of_container(restartPolicyRules=[{"action": "Restart"}]),
-    "spec.containers[main].stdin": of_container(stdin=True),
-    "spec.containers[main].tty": of_container(tty=True),
     "spec.containers[main].ports[0].hostPort": of_container(ports=[{"containerPort": 80, "hostPort": 80}]),
     "spec.containers[main].ports[dns].protocol": of_container(
         ports=[{"name": "dns", "containerPort": 53, "protocol": "UDP"}]
