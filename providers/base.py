@@ -166,8 +166,8 @@ class Workload:
     only a cloud with `providers.capabilities.Executes` will do.
 
     ``stdin``: its input stays open for whoever attaches, and with ``stdin_once`` ends with the first of them;
-    ``terminal``: it has a terminal, which merges its outputs. Both only where `providers.capabilities.Attaches`
-    is. Otherwise it reads an end of file at once.
+    ``terminal``: it has a terminal, which merges its outputs. Both come only to clouds with
+    `providers.capabilities.Attaches`. Without ``stdin`` it reads an end of file at once.
     """
 
     image: str

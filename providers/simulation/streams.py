@@ -213,7 +213,8 @@ async def serve_attached(wire: Wire, processes: Processes, machine_id: str, *, s
         await wire.send(Frame.END, orjson.dumps({"code": await process.ended}))
 
     work = asyncio.create_task(send(), name="attached output")
-    hear = asyncio.create_task(_hear(wire, process, takes=joined.takes, ends=joined.ends), name="attached input")
+    hearing = _hear(wire, process, takes=joined.takes, ends=joined.ends)
+    hear = asyncio.create_task(hearing, name="attached input")
     left = asyncio.create_task(wire.left(), name="attached left")
     watched: list[asyncio.Task[Any]] = [work, hear, left]
     try:

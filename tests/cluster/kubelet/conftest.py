@@ -1,9 +1,14 @@
 """A whole controller, a cloud whose machines run processes, and kubectl through the real API server."""
 
 import asyncio
+import contextlib
+import fcntl
 import json
 import os
+import signal
+import struct
 import subprocess
+import termios
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,9 +26,11 @@ from hack.controller import Controller
 from tests.support import postgres
 from tests.support.clouds import SMALL, FakeCloud
 from tests.support.cluster import Kubectl
+from tests.support.composed import until
 
 Obj = dict[str, Any]
 DEADLINE_S = 40.0
+LEASE = {"NEBULA_LEASE_DURATION_S": "20", "NEBULA_LEASE_DEADLINE_S": "15"}
 CLOUDS: dict[str, Obj] = {
     "runs": SMALL | {"account": "acct-runs", "processes": {}},
     "mute": SMALL | {"account": "acct-mute"},
@@ -35,6 +42,35 @@ class Done:
     code: int
     out: bytes
     err: str
+
+
+@dataclass(slots=True)
+class Terminal:
+    """A kubectl on a terminal of its own."""
+
+    process: asyncio.subprocess.Process
+    main: int
+    other: int
+    said: bytes = b""
+
+    async def until(self, words: bytes) -> None:
+        async def says() -> bool:
+            with contextlib.suppress(OSError):
+                self.said += os.read(self.main, 65536)
+            return words in self.said
+
+        await until(says, what=f"{words!r} on the terminal")
+
+    def type(self, words: bytes) -> None:
+        os.write(self.main, words)
+
+    def resize(self, columns: int, rows: int) -> None:
+        fcntl.ioctl(self.other, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        self.process.send_signal(signal.SIGWINCH)
+
+    async def ended(self) -> int:
+        async with asyncio.timeout(20):
+            return await self.process.wait()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,7 +88,7 @@ class Bench:
     def cloud(self) -> FakeCloud:
         return self.clouds["runs"]
 
-    async def start(self, *args: str, stdin: bool = False) -> asyncio.subprocess.Process:
+    async def start(self, *args: str, stdin: bool = False, **env: str) -> asyncio.subprocess.Process:
         """A kubectl that goes on; it ends with the test."""
         process = await asyncio.create_subprocess_exec(
             str(self.cluster.kubectl),
@@ -63,17 +99,41 @@ class Bench:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             limit=1 << 20,
-            env=os.environ | {"KUBECONFIG": str(self.cluster.kubeconfig)},
+            env=os.environ | {"KUBECONFIG": str(self.cluster.kubeconfig)} | env,
         )
         self.started.append(process)
         return process
 
-    async def run(self, *args: str, stdin: bytes | None = None, within_s: float = DEADLINE_S) -> Done:
-        process = await self.start(*args, stdin=stdin is not None)
+    async def run(
+        self, *args: str, stdin: bytes | None = None, within_s: float = DEADLINE_S, **env: str
+    ) -> Done:
+        process = await self.start(*args, stdin=stdin is not None, **env)
         async with asyncio.timeout(within_s):
             out, err = await process.communicate(stdin)
         assert process.returncode is not None
         return Done(process.returncode, out, err.decode(errors="replace"))
+
+    @contextlib.asynccontextmanager
+    async def terminal(self, *args: str, columns: int, rows: int) -> AsyncIterator[Terminal]:
+        """A kubectl on a terminal of this size."""
+        main, other = os.openpty()
+        os.set_blocking(main, False)
+        fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        process = await asyncio.create_subprocess_exec(
+            str(self.cluster.kubectl),
+            *("-n", self.namespace, *args),
+            stdin=other,
+            stdout=other,
+            stderr=other,
+            start_new_session=True,
+            env=os.environ | {"KUBECONFIG": str(self.cluster.kubeconfig)},
+        )
+        self.started.append(process)
+        try:
+            yield Terminal(process, main, other)
+        finally:
+            os.close(main)
+            os.close(other)
 
     async def ok(self, *args: str, stdin: bytes | None = None) -> bytes:
         done = await self.run(*args, stdin=stdin)
@@ -168,7 +228,7 @@ async def whole(
                 kubeconfig=cluster.kubeconfig,
                 database_url=url,
                 clouds={name: cloud.url for name, cloud in clouds.items()},
-                options={"NEBULA_LEASE_DURATION_S": "20", "NEBULA_LEASE_DEADLINE_S": "15"},
+                options=LEASE,
             )
             for name in clouds:
                 pool = {

@@ -167,6 +167,10 @@ async def test_usage_is_a_counter_of_real_work_and_what_is_unknown_is_absent(
         ("/attach/{ns}/p/work", 400, "at least 1 of stdin, stdout, stderr"),
         ("/portForward/{ns}/nobody", 404, "pod does not exist"),
         ("/portForward/{ns}/p", 400, "missing upgrade headers"),
+        ("/exec/{ns}/p/work?command=&output=1", 400, "you must specify a command"),
+        ("/containerLogs/{ns}/p/work?sinceTime=yesterday", 400, "Unable to decode query."),
+        ("/containerLogs/{ns}/p/work?tailLines=-1", 422, "Invalid request."),
+        ("/containerLogs/{ns}/p/work?limitBytes=0", 422, "Invalid request."),
         ("/nodes/nobody/metrics/resource", 404, "several nodes are served here"),
         ("/no/such/path", 404, ""),
     ],
@@ -304,12 +308,19 @@ async def test_exec_probes_and_the_hook_before_the_end_are_run_in_the_machine(be
     shutil.rmtree(folder)
 
 
-async def test_where_no_command_can_be_run_a_pod_with_an_exec_probe_is_not_placed(bench: Bench):
+async def test_where_it_cannot_be_done_a_pod_with_an_exec_probe_or_an_input_is_not_placed(bench: Bench):
     probe = {"exec": {"command": ["true"]}}
     await bench.shell("p", SLEEP, cloud="mute", wait="", readinessProbe=probe)
+    await bench.shell("q", SLEEP, cloud="mute", wait="", stdin=True)
+    await bench.shell("r", SLEEP, cloud="mute", wait="", tty=True)
+    words = {
+        "p": "exec probes and hooks cannot be run here",
+        "q": "nobody can attach to a container here",
+        "r": "nobody can attach to a container here",
+    }
 
     async def told() -> bool:
-        pod = json.loads(await bench.ok("get", "pod", "p", "-o", "json"))
-        return "exec probes and hooks cannot be run here" in json.dumps(pod["status"])
+        pods = [json.loads(await bench.ok("get", "pod", name, "-o", "json")) for name in words]
+        return all(words[pod["metadata"]["name"]] in json.dumps(pod["status"]) for pod in pods)
 
     await until(told)

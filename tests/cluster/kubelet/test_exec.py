@@ -1,13 +1,8 @@
 """``kubectl exec`` through the real API server, against processes that really run."""
 
 import asyncio
-import contextlib
-import fcntl
 import hashlib
 import os
-import signal
-import struct
-import termios
 from pathlib import Path
 
 import psutil
@@ -48,46 +43,19 @@ async def test_fc_112_fc_113_megabytes_go_both_ways_byte_for_byte_and_the_end_of
     assert await bench.ok("exec", "-i", "p", "--", "cat", stdin=data) == data
 
 
-async def test_a_terminal_is_resized_and_merges_the_errors(bench: Bench):
+async def test_fc_114_a_terminal_has_the_newest_size_and_merges_the_errors(bench: Bench):
     await bench.shell("p", SLEEP)
-    main, other = os.openpty()
-
-    def size(columns: int, rows: int) -> None:
-        fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-
-    size(101, 31)
-    process = await asyncio.create_subprocess_exec(
-        str(bench.cluster.kubectl),
-        *("-n", bench.namespace, "exec", "-it", "p", "--", "sh"),
-        stdin=other,
-        stdout=other,
-        stderr=other,
-        start_new_session=True,
-        env=os.environ | {"KUBECONFIG": str(bench.cluster.kubeconfig)},
-    )
-    bench.started.append(process)
-    said = b""
-    os.set_blocking(main, False)
-
-    async def says(words: bytes) -> bool:
-        nonlocal said
-        with contextlib.suppress(OSError):
-            said += os.read(main, 65536)
-        return words in said
-
-    await until(lambda: says(b"$ "), what="a prompt")
-    os.write(main, b"stty size; echo er''rors >&2\n")
-    await until(lambda: says(b"31 101"))
-    await until(lambda: says(b"errors"))
-    size(77, 22)
-    process.send_signal(signal.SIGWINCH)
-    os.write(main, b"sleep 0.3; stty size\n")
-    await until(lambda: says(b"22 77"))
-    os.write(main, b"exit 3\n")
-    async with asyncio.timeout(20):
-        assert await process.wait() == 3
-    os.close(main)
-    os.close(other)
+    async with bench.terminal("exec", "-it", "p", "--", "sh", columns=101, rows=31) as terminal:
+        await terminal.until(b"$ ")
+        terminal.type(b"stty size; echo er''rors >&2\n")
+        await terminal.until(b"31 101")
+        await terminal.until(b"errors")
+        for columns in range(60, 78):
+            terminal.resize(columns, 22)
+        terminal.type(b"sleep 0.3; stty size\n")
+        await terminal.until(b"22 77")
+        terminal.type(b"exit 3\n")
+        assert await terminal.ended() == 3
 
 
 @pytest.mark.behaviour(265)
@@ -144,8 +112,12 @@ async def test_fc_117_a_machine_that_goes_ends_its_sessions_with_an_error(bench:
     assert process.stdout is not None
     assert await process.stdout.readline() == b"here\n"
 
-    await bench.cloud.preempt((await bench.machine("p"))["id"])
+    machine = await bench.machine("p")
+    await bench.cloud.preempt(machine["id"])
 
+    at_once = await bench.run("exec", "p", "--", "true")  # the Pod may still look as if it ran
+    assert at_once.code == 1
+    assert at_once.err
     async with asyncio.timeout(20):
         assert await process.wait() != 0
 
@@ -172,3 +144,97 @@ async def test_attach_shows_what_comes_and_ends_with_the_workload(bench: Bench):
         rest = await process.stdout.read()
         assert await process.wait() == 0
     assert rest.endswith(b"done\n")
+
+
+async def test_attached_input_reaches_the_workload_and_its_end_ends_it(bench: Bench):
+    await bench.shell("p", "cat; echo over", stdin=True, stdinOnce=True)
+
+    assert await bench.ok("attach", "-i", "p", stdin=b"hello\n") == b"hello\nover\n"
+
+    await bench.ok("wait", "pod/p", "--for=jsonpath={.status.phase}=Succeeded", "--timeout=30s")
+
+
+async def test_attaching_to_a_terminal_brings_its_size_and_the_output_is_kept(bench: Bench):
+    await bench.shell("p", "read go; stty size; exit 3", stdin=True, stdinOnce=True, tty=True)
+    async with bench.terminal("attach", "-it", "p", columns=91, rows=41) as terminal:
+        await terminal.until(b"If you don't see a command prompt")
+        terminal.type(b"\n")
+        await terminal.until(b"41 91")
+        await terminal.ended()
+    await bench.ok("wait", "pod/p", "--for=jsonpath={.status.phase}=Failed", "--timeout=30s")
+    assert b"41 91\r\n" in await bench.ok("logs", "p")
+
+
+@pytest.mark.parametrize("websockets", ["true", "false"], ids=["websocket", "spdy"])
+async def test_clients_of_either_protocol_get_the_same(bench: Bench, websockets: str):
+    await bench.shell("p", SLEEP)
+    data = os.urandom(300_000)
+    env = {"KUBECTL_REMOTE_COMMAND_WEBSOCKETS": websockets}
+
+    script = "cat; echo err >&2; exit 5"
+    whole = await bench.run("exec", "-i", "p", "--", "sh", "-c", script, stdin=data, **env)
+
+    assert (whole.code, whole.out) == (5, data)
+    assert whole.err.startswith("err\n")
+
+
+async def test_fc_117_deleting_the_pod_ends_its_sessions(bench: Bench):
+    await bench.shell("p", SLEEP)
+    process = await bench.start("exec", "p", "--", "sh", "-c", "echo here; sleep 600")
+    assert process.stdout is not None
+    assert await process.stdout.readline() == b"here\n"
+
+    await bench.ok("delete", "pod", "p", "--grace-period=1")
+
+    async with asyncio.timeout(20):
+        assert await process.wait() != 0
+
+
+async def test_fc_117_a_command_that_says_nothing_any_more_is_left_with_its_client(bench: Bench):
+    await bench.shell("p", SLEEP)
+    await bench.cloud.add_fault("stream_stall", verb="exec", keep=200)
+    process = await bench.start("exec", "p", "--", "sh", "-c", "echo $$; seq 100000; sleep 600")
+    assert process.stdout is not None
+    pid = int(await process.stdout.readline())
+
+    process.kill()
+
+    await until(lambda: not psutil.pid_exists(pid))
+
+
+async def test_who_did_what_is_logged_and_never_the_content(bench: Bench):
+    await bench.shell("p", SLEEP)
+    secret = os.urandom(8).hex()
+
+    await bench.ok("exec", "-i", "p", "--", "sh", "-c", f"echo {secret}; cat", stdin=secret.encode())
+    await bench.ok("logs", "p")
+
+    log = bench.controller.log.read_text()
+    told = [line for line in log.splitlines() if f"{bench.namespace}/p" in line and "kubelet " in line]
+    assert any("kubelet exec" in line for line in told)
+    assert any("kubelet logs" in line for line in told)
+    assert all("kube-apiserver" in line for line in told)
+    assert secret not in log
+
+
+@pytest.mark.slow
+async def test_fc_112_a_slow_reader_gets_all_of_a_big_output_and_the_controller_holds_little(bench: Bench):
+    await bench.shell("p", SLEEP)
+    controller = psutil.Process(bench.controller.pid)
+    before, most = controller.memory_info().rss, 0
+    size = 128 << 20
+    script = f"head -c {size} /dev/zero; exit 9"
+    process = await bench.start("exec", "p", "--", "sh", "-c", script)
+    assert process.stdout is not None
+    digest, got = hashlib.sha256(), 0
+    while piece := await process.stdout.read(1 << 20):
+        digest.update(piece)
+        got += len(piece)
+        if got % (8 << 20) < len(piece):
+            await asyncio.sleep(0.05)  # what makes it a slow one
+            most = max(most, controller.memory_info().rss)
+
+    assert await process.wait() == 9
+    assert got == size
+    assert digest.digest() == hashlib.sha256(bytes(size)).digest()
+    assert most - before < 32 << 20

@@ -3,8 +3,10 @@
 import asyncio
 import json
 import re
+from collections import Counter
 from datetime import datetime, timedelta
 
+import psutil
 import pytest
 
 from app.api import keys
@@ -44,7 +46,15 @@ async def test_options_choose_what_a_running_container_shows(bench: Bench):
     assert b"old" not in since
     assert b"line 1" in since
     assert await bench.ok(*logs, "--since=1h") == await bench.ok(*logs)
-    assert b"[pod/p/work] old\n" in await bench.ok("logs", "-l", "app=bench", "--prefix")
+    await bench.shell("q", "echo of another; sleep 600")
+    await until_said(bench, "q", b"of another")
+    both = await bench.ok("logs", "-l", "app=bench", "--prefix")
+    assert b"[pod/p/work] old\n" in both
+    assert b"[pod/q/work] of another\n" in both
+    every = ("--tail=4", "--timestamps", "--limit-bytes=40")
+    limited = await bench.ok(*logs, *every)
+    assert len(limited) == 40
+    assert STAMPED.match(limited)
 
 
 @pytest.mark.behaviour(246, 252)
@@ -72,10 +82,35 @@ async def test_fc_110_following_a_pod_that_has_no_machine_yet_waits_for_it(bench
         early = await bench.run("exec", "p", "--", "true")
         assert early.code == 1
         assert 'container not found ("work"): its machine does not run yet' in early.err
+        forwarded = await bench.run("port-forward", "p", ":8000")
+        assert forwarded.code == 1
 
         assert await bench.ok("logs", "-f", "p") == b"begun\n"
     finally:
         await bench.cloud.set_life(boot_s=0)
+
+
+async def test_fc_110_a_follower_that_is_killed_leaves_no_connection_behind(bench: Bench):
+    await bench.shell("p", "echo here; sleep 600")
+    await until_said(bench, "p", b"here")
+    controller = psutil.Process(bench.controller.pid)
+
+    def connections() -> Counter[int]:
+        """By the port at the other end."""
+        open_ = (each for each in controller.net_connections(kind="tcp") if each.raddr)
+        return Counter(each.raddr.port for each in open_ if each.status == psutil.CONN_ESTABLISHED)
+
+    before = connections()
+    followers = [await bench.start("logs", "-f", "p") for _ in range(5)]
+    for follower in followers:
+        assert follower.stdout is not None
+        assert await follower.stdout.readline() == b"here\n"
+    (cloud,) = [port for port, count in (connections() - before).items() if count >= len(followers)]
+
+    for follower in followers:
+        follower.kill()
+
+    await until(lambda: connections()[cloud] <= before[cloud], what="every stream of the cloud is let go")
 
 
 @pytest.mark.behaviour(247)
