@@ -8,12 +8,12 @@ import asyncio
 import base64
 import contextlib
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import structlog
 
-from app.kubelet import websocket
-from app.kubelet.peers import OPEN_S, Inbox, Lost, SpdyPeer, SpdyStream, WebSocketPeer
+from app.kubelet import spdy, websocket
+from app.kubelet.peers import OPEN_S, STREAMS_MAX, Inbox, Lost, SpdyPeer, SpdyStream, WebSocketPeer
 from providers.base import ProviderError
 from providers.capabilities import Pipe
 
@@ -35,7 +35,6 @@ class _Pair:
     error: SpdyStream | None = None
     data: SpdyStream | None = None
     due: asyncio.TimerHandle | None = None
-    streams: list[SpdyStream] = field(default_factory=list)
 
 
 async def serve(peer: SpdyPeer, dial: Dial, *, pod: str, ended: "asyncio.Future[str]") -> None:
@@ -57,10 +56,12 @@ async def serve(peer: SpdyPeer, dial: Dial, *, pod: str, ended: "asyncio.Future[
                     number = stream.number if kind == "error" else stream.number - 2
                     key = stream.headers.get("requestid") or f"#{number}"
                     pair = pairs.get(key)
+                    if pair is None and len(pairs) >= STREAMS_MAX:
+                        stream.reset(spdy.REFUSED_STREAM)
+                        continue
                     if pair is None:
                         pair = pairs[key] = _Pair(port)
                         pair.due = loop.call_later(OPEN_S, _give_up, pairs, key)
-                    pair.streams.append(stream)
                     if kind == "error" and pair.error is None:
                         pair.error = stream
                     elif kind == "data" and pair.data is None:
@@ -91,8 +92,10 @@ async def _end(peer: SpdyPeer, ended: "asyncio.Future[str]") -> None:
 
 def _give_up(pairs: dict[str, _Pair], key: str) -> None:
     """Half of a pair, and the other has not come."""
-    for stream in pairs.pop(key).streams:
-        stream.reset()
+    pair = pairs.pop(key)
+    for stream in (pair.error, pair.data):
+        if stream is not None:
+            stream.reset()
 
 
 async def _carry(error: SpdyStream, data: SpdyStream, dial: Dial, *, port: int, pod: str) -> None:

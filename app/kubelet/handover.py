@@ -15,6 +15,7 @@ import httptools
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+HEAD_BYTES_MAX = 1 << 20  # of a request, before anybody knows whose it is; a kubelet allows as much
 _EXTENSION = "nebula.kubelet"
 
 
@@ -26,6 +27,16 @@ class HandoverProtocol(HttpToolsProtocol):
     """uvicorn's own, but for what a request to upgrade leads to."""
 
     _rest: bytes = b""
+    _in_head = True
+    _head_bytes = 0
+
+    def on_headers_complete(self) -> None:
+        self._in_head, self._head_bytes = False, 0
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._in_head = True
+        super().on_message_complete()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -34,6 +45,11 @@ class HandoverProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
+        if self._in_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > HEAD_BYTES_MAX:
+                self.send_400_response("The head of the request is too large.")
+                return
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:

@@ -17,6 +17,7 @@ from app.kubelet import spdy, websocket
 HOLD_BYTES = 512 * 1024
 STREAMS_MAX = 512  # of one connection: each port-forward of kubectl takes two
 UNREAD_BYTES_MAX = 4 << 20
+PIECE_COST_BYTES = 64  # what a piece takes beside its content: many small ones must not count as nothing
 OPEN_S = 30.0
 _HIGH_WATER_BYTES = 256 * 1024
 _PIECE_BYTES = 64 * 1024
@@ -146,7 +147,7 @@ class Inbox:
     def put(self, data: bytes) -> None:
         if data and not self._ended:
             self._pieces.append(data)
-            self._peer.hold(len(data))
+            self._peer.hold(len(data) + PIECE_COST_BYTES)
             self._wake()
 
     def end(self) -> None:
@@ -156,7 +157,7 @@ class Inbox:
     def drop(self) -> None:
         """Nobody reads this any more."""
         while self._pieces:
-            self._peer.let_go(len(self._pieces.popleft()))
+            self._peer.let_go(len(self._pieces.popleft()) + PIECE_COST_BYTES)
         self.end()
 
     async def get(self) -> bytes:
@@ -167,7 +168,7 @@ class Inbox:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         piece = self._pieces.popleft()
-        self._peer.let_go(len(piece))
+        self._peer.let_go(len(piece) + PIECE_COST_BYTES)
         return piece
 
     def _wake(self) -> None:
@@ -254,7 +255,8 @@ class SpdyPeer(Peer):
         match event:
             case spdy.Opened(number, headers, fin):
                 self._last = number
-                if len(self.streams) >= STREAMS_MAX:
+                # Those that were reset before anybody took them count, too: they are held until then.
+                if max(len(self.streams), self._opened.qsize()) >= STREAMS_MAX:
                     self.put(spdy.Writer.reset(number, spdy.REFUSED_STREAM))
                     return
                 stream = self.streams[number] = SpdyStream(self, number, headers)
@@ -282,6 +284,7 @@ class SpdyPeer(Peer):
         for stream in list(self.streams.values()):
             stream.broken = True
             stream.inbox.drop()
+        self.streams.clear()
         self._opened.put_nowait(None)
 
 

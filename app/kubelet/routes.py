@@ -27,7 +27,7 @@ from app.kubelet.open import Sessions
 from app.kubelet.output import NoLog, Outputs
 from app.kubelet.peers import Lost, SpdyPeer
 from app.kubelet.usage import Meterer
-from app.kubelet.ways import dial
+from app.kubelet.ways import Way
 from providers.base import ProviderError
 from providers.capabilities import Attaches, Executes, Session
 
@@ -274,9 +274,7 @@ class Routes:
             name = target.pod["metadata"]["name"]
             raise _Refused(500, f'pod not found ("{name}"): its machine does not run', reason="InternalError")
 
-        async def connect(port: int) -> Any:
-            return await dial(target, port)
-
+        connect = Way(target).dial
         peer: SpdyPeer | forward.TunnelPeer | forward.ChannelsPeer
         if _upgrade(request) == "websocket":
             known = (forward.TUNNEL, *forward.WEBSOCKET_VERSIONS)

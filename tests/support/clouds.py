@@ -75,6 +75,11 @@ class FakeCloud:
     def runs(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "it was not started"
+        return self._process.pid
+
     async def start(self) -> None:
         """Start the process, or start it again at the same address; returns once it listens.
 

@@ -138,6 +138,10 @@ async def test_usage_is_a_counter_of_real_work_and_what_is_unknown_is_absent(
         return cpu > 0.2 and values["container_memory_working_set_bytes"][labels] > 0
 
     await until(worked)
+    proxied = f"/api/v1/nodes/{keys.node_name('runs')}/proxy{page}/metrics/resource"
+    assert (
+        labels in series((await bench.ok("get", "--raw", proxied)).decode())["container_start_time_seconds"]
+    )
     async with http.get(page + "/stats/summary") as answer:
         summary = await answer.json()
     (pod,) = [each for each in summary["pods"] if each["podRef"]["namespace"] == bench.namespace]

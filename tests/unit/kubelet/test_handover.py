@@ -1,9 +1,11 @@
 """A connection that uvicorn hands over, on a real socket: what uvicorn's private names must go on meaning."""
 
 import asyncio
+import contextlib
 import json
 import socket
 from collections.abc import AsyncIterator
+from typing import cast
 
 import pytest
 import uvicorn
@@ -12,9 +14,12 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
+from app.kube.client import Kube
 from app.kubelet import session, spdy
 from app.kubelet.channels import SpdyChannels, Wanted
-from app.kubelet.handover import HandoverProtocol, Taken, hand_over
+from app.kubelet.find import Target
+from app.kubelet.handover import HEAD_BYTES_MAX, HandoverProtocol, Taken, hand_over
+from app.kubelet.open import Sessions
 from app.kubelet.peers import HOLD_BYTES, Lost, SpdyPeer
 from app.telemetry.health import serve
 from tests.unit.kubelet.test_spdy import EXEC
@@ -77,6 +82,7 @@ class Served:
         self.session = Doubling()
         self.peer: SpdyPeer | None = None
         self.over = asyncio.Event()
+        self.ended: asyncio.Future[str] | None = None
         self.port = 0
 
     async def exec(self, request: Request) -> Taken:
@@ -85,8 +91,8 @@ class Served:
         hand_over(request.scope, self.peer, headers=headers)
         try:
             channels = await SpdyChannels.open(self.peer, WANTED, version="v4.channel.k8s.io")
-            ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-            await session.serve(self.session, channels, WANTED, attached=False, ended=ended)
+            self.ended = asyncio.get_running_loop().create_future()
+            await session.serve(self.session, channels, WANTED, attached=False, ended=self.ended)
         except Lost:
             pass
         finally:
@@ -204,6 +210,47 @@ async def test_input_that_nobody_reads_is_left_with_the_client(served: Served):
     assert served.peer is not None
     assert served.peer._held <= 2 * HOLD_BYTES
     writer.transport.abort()
+
+
+async def test_a_head_without_end_is_refused_before_it_fills_the_memory(served: Served):
+    reader, writer = await connected(served, b"GET /plain HTTP/1.1\r\n")
+
+    async with asyncio.timeout(20):
+        with contextlib.suppress(ConnectionError):
+            for number in range(2 * HEAD_BYTES_MAX // 1024):
+                writer.write(b"x-%08d: " % number + b"y" * 1010 + b"\r\n")
+                await writer.drain()
+        with contextlib.suppress(ConnectionError):
+            answer = await reader.read()
+            assert answer.startswith(b"HTTP/1.1 400 ") or not answer
+    writer.close()
+
+
+@pytest.mark.behaviour(268)
+async def test_fc_114_fc_117_a_silent_client_is_told_and_left_and_nothing_goes_on(served: Served):
+    reader, writer = await connected(served, HEAD + OPENING)
+    async with asyncio.timeout(10):
+        await reader.readuntil(b"\r\n\r\n")
+        while served.ended is None:
+            await asyncio.sleep(0.01)
+    assert served.peer is not None
+    target = cast("Target", None)  # nothing of it is asked
+    sessions = Sessions(cast("Kube", Rooms()), idle_s=0.0)
+    with sessions.kept(target, peer=served.peer, ended=served.ended):
+        sessions._sweep()
+
+    async with asyncio.timeout(10):
+        content = frames(await reader.read())
+        await served.over.wait()
+        await served.session.closed.wait()
+    status = json.loads(content[1])
+    assert "nothing was heard of the client" in status["message"]
+    assert status["reason"] == "InternalError"
+    writer.close()
+
+
+class Rooms:
+    def room(self, _name: str) -> None: ...
 
 
 async def test_a_refused_upgrade_is_answered_and_the_connection_closed(served: Served):
