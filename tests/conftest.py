@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 from pytest_postgresql import factories
 from pytest_postgresql.executors import NoopExecutor
@@ -14,6 +15,12 @@ from tests.support.cluster import Kubectl
 
 # The default renderer would format every logged exception with its locals, for a tenth of a second each.
 logs.configure(level="info", style="json")
+
+# Of a machine that is busy otherwise nothing is to be concluded: neither from a slow example nor from few.
+hypothesis.settings.register_profile(
+    "busy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("busy")
 
 
 @pytest.fixture(scope="session")
