@@ -9,7 +9,7 @@ READY  := $(VENV)/.ready
 unexport PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
-.PHONY: demo test test-slow model chaos lint bench cluster clean help
+.PHONY: demo test test-slow model chaos soak lint bench cluster clean help
 
 demo: $(READY) ## Show it all on this machine: three clouds, failover, a killed controller (SCENE=NAME, KEEP=1)
 	@$(BIN)/python -m hack.demo
@@ -25,9 +25,13 @@ test-slow: $(READY) ## Run the slow tests: faults, kill matrices, conformance un
 model: $(READY) ## Search for a schedule that breaks the renting protocol (SEEDS=100000)
 	@$(BIN)/python -m tests.model --seeds $(or $(SEEDS),100000)
 
-chaos: $(READY) ## Seeded faults against the whole system (SEEDS=100, or SEED=n for that one alone)
+chaos: $(READY) ## Seeded faults against the whole system (SEEDS=100, FIRST=1, or SEED=n for that one alone)
 	@$(BIN)/python -m hack.cluster build
 	@SEEDS=$(or $(SEEDS),100) $(BIN)/python -m pytest tests/chaos/test_seeds.py -q -s
+
+soak: $(READY) ## Seven minutes without a leader, unscaled: no Pod of ours is evicted (nine minutes)
+	@$(BIN)/python -m hack.cluster build
+	@$(BIN)/python -m pytest tests/soak -q -s
 
 lint: $(READY) ## Check style, types, the direction of imports, and drift of CRDs and migrations
 	$(BIN)/ruff check .

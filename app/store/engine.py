@@ -2,9 +2,9 @@
 
 Everybody opens transactions with `begin` (`single` for one statement, `connect` for reads) and catches
 `StoreUnavailable` only: it stands for every failure that says nothing about the statement, namely no server,
-no connection to be had, a read-only or full server, a time-out. What remains (a violated constraint, a
-serialization failure, wrong SQL) keeps SQLAlchemy's own class, because the caller or the code must do
-something about it.
+no connection to be had, a read-only or full server, a schema that is being migrated, a time-out. What remains
+(a violated constraint, a serialization failure, wrong SQL) keeps SQLAlchemy's own class, because the caller
+or the code must do something about it.
 
 Times of the store are the database's; durations here are seconds.
 """
@@ -48,7 +48,10 @@ _UNAVAILABLE_STATES = frozenset(
         "25P03",  # idle in the transaction for too long
         "25P04",  # the transaction took too long (17 and later)
         "3D000",  # the database is not there
-        "42P01",  # a table is not there: not migrated yet, or emptied
+        # What a statement names is not there: not migrated yet, in the middle of it, older, or emptied.
+        "42703",  # a column
+        "42883",  # a function
+        "42P01",  # a table
         "55P03",  # a lock was not to be had in time
     }
 )
@@ -352,6 +355,8 @@ class _translated:
 
 
 def _unavailable(error: Exception, *, uncertain: bool) -> StoreUnavailable | None:
+    if _plan_is_stale(error):
+        return StoreUnavailable(_text(error))
     state = _sqlstate(error)
     if state is not None:
         if state[:2] not in _UNAVAILABLE_CLASSES and state not in _UNAVAILABLE_STATES:
@@ -370,6 +375,14 @@ def _unavailable(error: Exception, *, uncertain: bool) -> StoreUnavailable | Non
     if isinstance(error, sa_exc.TimeoutError | TimeoutError | ConnectionError):
         return StoreUnavailable(_text(error), uncertain=uncertain)
     return None
+
+
+def _plan_is_stale(error: BaseException) -> bool:
+    """A table changed under a prepared statement; the driver has dropped it, the next try prepares anew."""
+    at: BaseException | None = error
+    while at is not None and not isinstance(at, asyncpg.exceptions.InvalidCachedStatementError):
+        at = at.__cause__
+    return at is not None
 
 
 def _sqlstate(error: BaseException) -> str | None:

@@ -55,10 +55,15 @@ class _Control:
         self._engine = engine
 
     def truth(self, request: Request, _json: Any) -> Answer:
-        """Every machine that ever was (``?name=`` one name's), what was called, what it all cost."""
+        """Every machine that ever was (``?name=`` or ``?image=`` that one's), calls, and what it all cost."""
         engine, name = self._engine, request.query_params.get("name")
+        image = request.query_params.get("image")
         now = engine.advance()
-        machines = [self._machine(m, now) for m in engine.machines.values() if name is None or m.name == name]
+        machines = [
+            self._machine(machine, now)
+            for machine in engine.machines.values()
+            if name in (None, machine.name) and image in (None, machine.image)
+        ]
         bills = [machine["bill_usd"] for machine in machines if machine["bill_usd"] is not None]
         return Answer(
             body={

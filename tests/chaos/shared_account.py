@@ -28,8 +28,8 @@ class SharedCloud(FakeCloud):
             planted = await self.plant(name=name, accelerator="H100")
             self._strangers.add(str(planted["id"]))
 
-    async def truth(self, *, name: str | None = None) -> dict[str, Any]:
-        told = await super().truth(name=name)
+    async def truth(self, *, name: str | None = None, image: str | None = None) -> dict[str, Any]:
+        told = await super().truth(name=name, image=image)
         return told | {"machines": [one for one in told["machines"] if one["id"] not in self._strangers]}
 
     async def check_strangers(self) -> None:

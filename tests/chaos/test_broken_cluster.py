@@ -1,19 +1,13 @@
 """The way to the API server, or etcd behind it, is slow or silent: what is decided is decided once."""
 
 import asyncio
-import os
-import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
 
-from hack.cluster import ControlPlane
+from tests.chaos.disasters import stumbling
 from tests.chaos.world import PATIENT, World
 from tests.support.disturbed import api_server_of, kubeconfig_through
 from tests.support.proxy import Proxy
-
-PULSE_S, PULSES = 1.0, 15
 
 
 @pytest.mark.parametrize("how", ["silent", "cut"])
@@ -74,7 +68,7 @@ async def test_an_etcd_that_stands_still_again_and_again_doubles_nothing_and_los
     await world.until_ready("kept", "gone-1", "gone-2")
     before = (await world.pod("kept"))["status"]
 
-    async with _stumbling(plane):
+    async with stumbling(plane):
         await asyncio.gather(world.create_pods("new-1", "new-2"), world.delete_pods("gone-1", "gone-2"))
         await world.until_ready("new-1", "new-2", within_s=180)
         await world.until_gone("gone-1", "gone-2")
@@ -85,27 +79,6 @@ async def test_an_etcd_that_stands_still_again_and_again_doubles_nothing_and_los
     await world.each_attempt_was_sent_once()
     await world.delete_pods("kept", "new-1", "new-2")
     await world.until_nothing_is_left()
-
-
-@asynccontextmanager
-async def _stumbling(plane: ControlPlane) -> AsyncIterator[None]:
-    """etcd stands still for a second, goes on for a moment, and so on until the block ends."""
-    pid = plane.pids["etcd"]
-
-    async def pulses() -> None:
-        while True:
-            os.kill(pid, signal.SIGSTOP)
-            await asyncio.sleep(PULSE_S)
-            os.kill(pid, signal.SIGCONT)
-            await asyncio.sleep(PULSE_S / 3)
-
-    stumbling = asyncio.create_task(pulses())
-    try:
-        yield
-    finally:
-        stumbling.cancel()
-        await asyncio.gather(stumbling, return_exceptions=True)
-        os.kill(pid, signal.SIGCONT)
 
 
 async def _claims_are(world: World, count: int) -> bool:

@@ -9,11 +9,11 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import pytest
 
+from tests.chaos import store_faults
 from tests.chaos.world import QUICK, World
 from tests.support.proxy import Proxy
 
 Fault = Callable[[World, Proxy], AbstractAsyncContextManager[None]]
-ROLE = "ordinary"  # limits and read-only modes do not bind the server's own user
 # Silent connections are given up after this, and not after ten seconds.
 IMPATIENT = QUICK | {"NEBULA_DATABASE_TIMEOUT_S": "2"}
 
@@ -26,42 +26,21 @@ async def stopped(world: World, _proxy: Proxy) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def read_only(world: World, proxy: Proxy) -> AsyncIterator[None]:
-    """As after a failover to a server that only follows."""
-    await world.administer(f'alter database "{world.database}" set default_transaction_read_only = on')
-    await proxy.cut()
-    yield
-    await world.administer(f'alter database "{world.database}" reset default_transaction_read_only')
-    await proxy.cut()
+async def read_only(world: World, _proxy: Proxy) -> AsyncIterator[None]:
+    async with store_faults.read_only(world):
+        yield
 
 
 @asynccontextmanager
-async def without_connections(world: World, proxy: Proxy) -> AsyncIterator[None]:
-    await world.administer(f"alter role {ROLE} connection limit 0")
-    await proxy.cut()
-    yield
-    await world.administer(f"alter role {ROLE} connection limit -1")
+async def without_connections(world: World, _proxy: Proxy) -> AsyncIterator[None]:
+    async with store_faults.without_connections(world):
+        yield
 
 
 @asynccontextmanager
 async def full(world: World, _proxy: Proxy) -> AsyncIterator[None]:
-    """Every write is refused by the server with its own code for a full disk; reads go on."""
-    public = await world.rows(
-        "select quote_ident(tablename) as name from pg_tables where schemaname = 'public'"
-    )
-    tables = [row["name"] for row in public]
-    await world.rows(
-        "create function no_space() returns trigger language plpgsql as $$ begin"
-        " raise exception 'could not extend file: No space left on device' using errcode = '53100'; end $$"
-    )
-    for table in tables:
-        await world.rows(
-            f"create trigger no_space before insert or update or delete on {table}"
-            " for each statement execute function no_space()"
-        )
-    yield
-    for table in tables:
-        await world.rows(f"drop trigger no_space on {table}")
+    async with store_faults.full(world):
+        yield
 
 
 @asynccontextmanager
@@ -79,19 +58,13 @@ FAULTS = [stopped, read_only, without_connections, full, silent]
 @pytest.fixture
 async def proxy(world: World) -> AsyncIterator[Proxy]:
     """The controller's way to its database; as an ordinary user of it."""
-    await world.administer(
-        f"do $$ begin create role {ROLE} login; exception when duplicate_object then null; end $$",
-        f'grant create, connect on database "{world.database}" to {ROLE}',
-    )
-    await world.rows(f"grant all on schema public to {ROLE}")
-    await world.rows(f"grant all on all tables in schema public to {ROLE}")
-    await world.rows(f"grant all on all sequences in schema public to {ROLE}")
+    await store_faults.let_in(world)
     async with Proxy.running(world.postgres_address) as running:
         yield running
 
 
 def url_through(proxy: Proxy, world: World) -> str:
-    return f"postgresql://{ROLE}@127.0.0.1:{proxy.port}/{world.database}?sslmode=disable"
+    return f"postgresql://{store_faults.ROLE}@127.0.0.1:{proxy.port}/{world.database}?sslmode=disable"
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)

@@ -5,74 +5,31 @@ The database and the API server keep their own.
 """
 
 import json
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.chaos import liar
 from tests.chaos.world import CLOUD, PATIENT, World
 
-_LIAR = r"""
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <stdlib.h>
-#include <sys/time.h>
-#include <time.h>
-
-static long offset(void) {
-    const char *text = getenv("CLOCK_OFFSET_S");
-    return text ? atol(text) : 0;
-}
-
-int clock_gettime(clockid_t id, struct timespec *at) {
-    static int (*real)(clockid_t, struct timespec *);
-    if (!real) real = dlsym(RTLD_NEXT, "clock_gettime");
-    int result = real(id, at);
-    if (!result && (id == CLOCK_REALTIME || id == CLOCK_REALTIME_COARSE)) at->tv_sec += offset();
-    return result;
-}
-
-time_t time(time_t *at) {
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    if (at) *at = now.tv_sec;
-    return now.tv_sec;
-}
-
-int gettimeofday(struct timeval *restrict at, void *restrict zone) {
-    struct timespec now;
-    (void)zone;
-    clock_gettime(CLOCK_REALTIME, &now);
-    at->tv_sec = now.tv_sec;
-    at->tv_usec = now.tv_nsec / 1000;
-    return 0;
-}
-"""
 STUBBORN = {**CLOUD, "life": {"boot_s": 0, "stop_s": 3600}}  # nothing stops within its grace
 
 
 @pytest.fixture(scope="session")
-def liar(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A library that adds CLOCK_OFFSET_S to the time of day."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
+def lie(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    library = liar.built(tmp_path_factory.mktemp("clock"))
+    if library is None:
         pytest.skip("no C compiler here to build a wrong clock with")
-    folder = tmp_path_factory.mktemp("clock")
-    (folder / "liar.c").write_text(_LIAR)
-    built = folder / "liar.so"
-    argv = [compiler, "-shared", "-fPIC", "-O1", "-o", built, folder / "liar.c", "-ldl"]
-    subprocess.run(argv, check=True)
-    return built
+    return library
 
 
 @pytest.mark.parametrize("scenario", [STUBBORN], ids=["workloads that do not stop"])
 @pytest.mark.parametrize("off_s", [600, -600], ids=["ten minutes ahead", "ten minutes behind"])
 async def test_a_clock_that_is_ten_minutes_wrong_ends_no_pod_early_and_none_late(
-    world: World, liar: Path, off_s: int
+    world: World, lie: Path, off_s: int
 ):
-    options = PATIENT | {"LD_PRELOAD": str(liar), "CLOCK_OFFSET_S": str(off_s)}
+    options = PATIENT | liar.options(lie, off_s)
     controller = world.controller(options=options)
     await world.start(controller)
     assert abs(_ahead_s(controller.log) - off_s) < 10

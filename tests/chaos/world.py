@@ -77,6 +77,7 @@ class World:
     webhook: str  # the address of the webhook server that both replicas' configurations name
     controllers: list[Controller] = field(default_factory=list)
     kept: list[Controller] = field(default_factory=list)
+    tending: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     # --- controllers ------------------------------------------------------------------------------
 
@@ -144,11 +145,12 @@ class World:
 
     async def tend(self) -> None:
         """Start again whatever ended by itself."""
-        for controller in self.kept:
-            if not controller.running:
-                code = await asyncio.to_thread(controller.await_end)
-                assert code in ENDS_BY_ITSELF, f"ended with {code}; see {controller.log}"
-                await asyncio.to_thread(controller.start, wait=False)
+        async with self.tending:
+            for controller in list(self.kept):
+                if not controller.running and controller in self.kept:
+                    code = await asyncio.to_thread(controller.await_end)
+                    assert code in ENDS_BY_ITSELF, f"ended with {code}; see {controller.log}"
+                    await asyncio.to_thread(controller.start, wait=False)
 
     async def stood_still(self, controller: Controller) -> None:
         """It has stopped itself at its step."""
@@ -341,7 +343,7 @@ class World:
                 if await held if isinstance(held, Awaitable) else held:
                     return
             if time.monotonic() > deadline:
-                raise AssertionError(f"not within {within_s:g} s: {what}\n{await self._told()}")
+                raise AssertionError(f"not within {within_s:g} s: {what}\n{await self.told()}")
             await asyncio.sleep(EVERY_S)
 
     async def until_ready(self, *names: str, within_s: float = WITHIN_S) -> None:
@@ -402,7 +404,7 @@ class World:
         assert await self.rows("select resource_id from run where gone_at is null") == []
         assert await self.rows("select claim_uid from provision_attempt where outcome is null") == []
 
-    async def _told(self) -> str:
+    async def told(self) -> str:
         """What a failed wait shows: objects, the cloud, and how the logs end."""
         lines = []
         with suppress(KubeError):

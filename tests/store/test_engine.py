@@ -186,6 +186,40 @@ async def test_a_database_that_was_emptied_is_unavailable(empty_url: str) -> Non
     assert caught.value.sqlstate == "42P01"
 
 
+@pytest.mark.parametrize(
+    ("statement", "state"),
+    [("select not_yet from installation", "42703"), ("select not_yet(1)", "42883")],
+    ids=["column", "function"],
+)
+async def test_what_a_migration_has_still_to_make_is_unavailable(
+    database_url: str, statement: str, state: str
+) -> None:
+    async with engine_on(database_url) as engine:
+        with pytest.raises(StoreUnavailable) as caught:
+            await ask(engine, statement)
+
+    assert caught.value.sqlstate == state
+
+
+async def test_a_table_that_changed_under_a_prepared_statement_is_unavailable_once(database_url: str) -> None:
+    """As when another replica migrates, or the database is put back, under a connection that goes on."""
+    async with engine_on(database_url, pool_size=1) as engine:
+
+        async def look(conn: AsyncConnection) -> None:
+            await conn.execute(text("select 1"))
+            await conn.execute(text("select * from installation"))
+
+        await within(engine, look)
+        async with engine_on(database_url) as other:
+            await within(
+                other, lambda conn: conn.execute(text("alter table installation add column more int"))
+            )
+        with pytest.raises(StoreUnavailable):
+            await within(engine, look)
+
+        await within(engine, look)
+
+
 async def test_no_free_connection_in_the_pool_is_unavailable(database_url: str) -> None:
     async with engine_on(database_url, pool_size=1, pool_timeout_s=0.05) as engine, connect(engine) as conn:
         await conn.execute(text("select 1"))
@@ -223,7 +257,7 @@ async def test_a_lock_that_is_not_to_be_had_is_unavailable(database_url: str) ->
 
 @pytest.mark.parametrize(
     "state",
-    ["40001", "40P01", "23505", "42703", "P0001"],
+    ["40001", "40P01", "23505", "42601", "P0001"],
     ids=["serialize", "deadlock", "unique", "sql", "raise"],
 )
 async def test_what_concerns_the_statement_keeps_its_own_class(database_url: str, state: str) -> None:

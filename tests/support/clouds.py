@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Self
+from urllib.parse import urlencode
 
 import aiohttp
 import orjson
@@ -145,13 +146,17 @@ class FakeCloud:
 
     # --- the truth --------------------------------------------------------------------------------
 
-    async def truth(self, *, name: str | None = None) -> dict[str, Any]:
-        """``machines``, ``creates`` (received, by name), ``calls`` (by verb), ``capacity``, ``bill_usd``."""
-        return await self.control("GET", "/sim/truth" + (f"?name={name}" if name else ""))
+    async def truth(self, *, name: str | None = None, image: str | None = None) -> dict[str, Any]:
+        """``machines``, ``creates`` (received, by name), ``calls`` (by verb), ``capacity``, ``bill_usd``.
 
-    async def machines(self, *, name: str | None = None) -> list[dict[str, Any]]:
+        ``name`` or ``image``: of the machines of that one alone.
+        """
+        wanted = {key: value for key, value in (("name", name), ("image", image)) if value is not None}
+        return await self.control("GET", f"/sim/truth?{urlencode(wanted)}")
+
+    async def machines(self, *, name: str | None = None, image: str | None = None) -> list[dict[str, Any]]:
         """Every machine that ever was, phantoms left out."""
-        return [m for m in (await self.truth(name=name))["machines"] if not m["phantom"]]
+        return [m for m in (await self.truth(name=name, image=image))["machines"] if not m["phantom"]]
 
     async def alive(self) -> list[dict[str, Any]]:
         """The machines that are there now, in any state but gone."""
