@@ -149,6 +149,7 @@ class Renting(Base):
             held.attempts.append(Attempt(number, rows.sequence, world.now + WINDOW, world.now))
             return rows.sequence, world.now + WINDOW
 
+        life.state = life.state or "open"  # also where the answer is lost
         intent = yield from self.db(intend)
         if intent is None:
             return "wait"

@@ -11,6 +11,7 @@ from tests.model.base import Steps
 from tests.model.clauses import Clause
 from tests.model.controller import Controller
 from tests.model.world import (
+    END_LAG,
     LEASE,
     REPLAY_FOR,
     SETTLE,
@@ -62,11 +63,14 @@ class Stage:
     def list_twice(self, controller: Controller) -> None:
         """Two complete lists, from now on."""
         for _ in range(2):
-            self.world.tick()
-            self.renew()
-            duty = controller.poll()
-            while next(duty) <= self.world.now:
-                pass
+            self.list_once(controller)
+
+    def list_once(self, controller: Controller) -> None:
+        self.world.tick()
+        self.renew()
+        duty = controller.poll()
+        while next(duty) <= self.world.now:
+            pass
 
     def to(self, call: Steps[object], there: Told) -> None:
         """Move a call on until it is there, or over."""
@@ -114,6 +118,10 @@ class Stage:
         machine = self.world.machines[max(self.world.machines)]
         machine.lists_at = machine.gets_at = machine.made_at + SETTLE
         return machine
+
+    def leave_out(self, machine: Machine, ticks: int) -> None:
+        """Lists do not show it for a while, though gets do: longer than a cloud may, by its contract."""
+        machine.lists_at = self.world.now + ticks
 
 
 def a_release_looks_before_a_sender_marks(stage: Stage) -> None:
@@ -320,6 +328,86 @@ def a_number_is_given_out_again(stage: Stage) -> None:
     stage.world.restore()
     stage.end(stage.a.ensure(1))
     stage.end(stage.a.ensure(1))
+
+
+def an_unsettled_attempt_is_passed_over(stage: Stage) -> None:
+    """Nobody looks for what it may have made: only its row says that there is something to look for."""
+    _lost(stage, effect=True)
+    stage.hide()
+    stage.end(stage.a.ensure(1))
+    stage.end(stage.a.ensure(1))
+
+
+def a_machine_that_was_shown_is_left_out_twice(stage: Stage) -> None:
+    """A former leader's list showed it, its successor's do not: more than is taken for granted of a cloud."""
+    _lost(stage, effect=True)
+    stage.list_once(stage.a)
+    stage.leave_out(stage.world.machines[1], 10 * SETTLE)
+    stage.pass_time(LEASE + 1)
+    stage.lead(stage.b)
+    stage.end(stage.b.ensure(1))
+    _settle(stage, stage.b)
+    stage.end(stage.b.ensure(1))
+
+
+def two_lists_without_a_machine_are_older_than_its_end(stage: Stage) -> None:
+    """It is fresh, and its first terminate says NotFound; lists leave it out for longer than they may; the
+    second is accepted, and takes its time."""
+    rent = stage.a.ensure(1)
+    stage.to(rent, lambda: bool(stage.world.machines))
+    machine = stage.hide()
+    stage.end(rent)
+    stage.claim.finished = True
+    stage.end(stage.release(stage.a))
+    _pass(stage, SETTLE)
+    stage.leave_out(machine, SETTLE)
+    stage.list_twice(stage.a)
+    back = stage.release(stage.a)
+    stage.to(back, lambda: machine.gone_at is not None)
+    machine.gone_at = stage.world.now + END_LAG
+    stage.end(back)
+    _gone_if_released(stage)
+
+
+def a_late_machine_of_one_attempt_hides_another_attempts(stage: Stage) -> None:
+    """A former leader sends after all waiting for it is over, beside what its successor has sent."""
+    old = stage.a.ensure(1)
+    stage.marked(old)
+    stage.world.faults.stall = True
+    stage.world.chance = lambda odds: odds == 0.3  # type: ignore[method-assign]
+    while next(old) <= stage.world.now:  # until it stands still between its fence and its send
+        pass
+    stage.world.faults.stall = False
+    stage.answer()
+    stage.pass_time(LEASE + 1)
+    stage.lead(stage.b)
+    stage.end(stage.b.ensure(1))
+    _settle(stage, stage.b)
+    rent = stage.b.ensure(1)
+    stage.to(rent, lambda: bool(stage.world.machines))
+    stage.hide()
+    next(old)  # it wakes up, sends, and dies
+    stage.claim.finished = True
+    stage.end(stage.release(stage.b))
+    for _ in range(3):
+        stage.list_twice(stage.b)
+        stage.end(stage.release(stage.b))
+        _gone_if_released(stage)
+
+
+def a_claim_is_torn_out_before_its_mark(stage: Stage) -> None:
+    """Finalizer and all, between intent and mark: nobody asks for it again."""
+    rent = stage.a.ensure(1)
+    stage.asks(rent, 2)
+    stage.claim.deleting = stage.claim.gone = True
+    stage.end(rent)
+    keep = stage.a.keep()
+    for _ in range(4):
+        _settle(stage, stage.a)
+        while next(keep) <= stage.world.now:
+            pass
+    if stage.world.rows.rentals[1].state != "ended":
+        raise Broken("the rental of a claim that is gone stays open")
 
 
 def an_answer_is_written_down_after_the_end(stage: Stage) -> None:

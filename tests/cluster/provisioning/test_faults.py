@@ -8,8 +8,9 @@ from sqlalchemy import text
 
 from app.inventory.identity import parse
 from app.kube import paths
-from app.provisioning.model import ClaimSpec, Over, Releasing, Rented, Waiting, Why
-from tests.cluster.provisioning.conftest import Bench
+from app.kube.claims import ClaimDoor
+from app.provisioning.model import ClaimSpec, LiveClaim, Mark, Over, Releasing, Rented, Waiting, Why
+from tests.cluster.provisioning.conftest import POLICY, WORKLOAD, Bench
 from tests.support.clouds import SMALL
 from tests.support.composed import until
 
@@ -373,6 +374,26 @@ async def test_a_rental_whose_claim_is_gone_is_released(bench: Bench):
 
         await bench.until_row("select 1 from rental where state = 'ended'")
         assert await bench.cloud.alive() == []
+
+
+async def test_a_rental_whose_claim_was_torn_out_before_its_mark_is_released_by_the_same_leader(bench: Bench):
+    """Nobody asks for it again, and no machine leads to it: only what this process remembers does."""
+
+    class Door(ClaimDoor):
+        async def mark(self, claim: ClaimSpec, mark: Mark, *, live: LiveClaim) -> None:
+            path = paths.nodeclaim(claim.name)
+            await bench.kube.patch(path, {"metadata": {"finalizers": None}}, kind="merge")
+            await bench.kube.delete(path)
+            await super().mark(claim, mark, live=live)
+
+    async with bench.running():
+        claim = await bench.claim()
+        door = Door(bench.kube.room("test"))
+        outcome = await bench.provisioning.ensure(claim, WORKLOAD, port=door, policy=POLICY)
+
+        assert isinstance(outcome, Waiting)
+        await bench.until_row("select 1 from rental where state = 'ended'", within_s=30)
+        assert await bench.cloud.creates() == {}
 
 
 async def test_an_hour_of_a_refused_credential_changes_nothing(bench: Bench):
