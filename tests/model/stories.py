@@ -63,14 +63,11 @@ class Stage:
     def list_twice(self, controller: Controller) -> None:
         """Two complete lists, from now on."""
         for _ in range(2):
-            self.list_once(controller)
-
-    def list_once(self, controller: Controller) -> None:
-        self.world.tick()
-        self.renew()
-        duty = controller.poll()
-        while next(duty) <= self.world.now:
-            pass
+            self.world.tick()
+            self.renew()
+            duty = controller.poll()
+            while next(duty) <= self.world.now:
+                pass
 
     def to(self, call: Steps[object], there: Told) -> None:
         """Move a call on until it is there, or over."""
@@ -341,7 +338,7 @@ def an_unsettled_attempt_is_passed_over(stage: Stage) -> None:
 def a_machine_that_was_shown_is_left_out_twice(stage: Stage) -> None:
     """A former leader's list showed it, its successor's do not: more than is taken for granted of a cloud."""
     _lost(stage, effect=True)
-    stage.list_once(stage.a)
+    stage.to(stage.a.poll(), lambda: bool(stage.world.rows.rentals[1].seen))  # and it dies
     stage.leave_out(stage.world.machines[1], 10 * SETTLE)
     stage.pass_time(LEASE + 1)
     stage.lead(stage.b)

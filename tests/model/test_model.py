@@ -81,12 +81,14 @@ WITNESSES: dict[Clause, Witness | Told] = {
     Clause.AFTER_TERMINATE: Told(
         stories.two_lists_without_a_machine_are_older_than_its_end, beside=Clause.GET_CONFIRMS
     ),
-    Clause.GET_CONFIRMS: Witness(17981),
+    Clause.GET_CONFIRMS: Told(
+        stories.two_lists_without_a_machine_are_older_than_its_end, beside=Clause.AFTER_TERMINATE
+    ),
     Clause.NEVER_SHOWN_WAITS: Told(stories.a_fresh_machine_is_shown_to_nobody),
     Clause.NOT_FOUND_REPEATS: Told(
         stories.a_fresh_machine_is_shown_to_nobody, beside=Clause.TERMINATE_REPEATS
     ),
-    Clause.TERMINATE_REPEATS: Witness(506),
+    Clause.TERMINATE_REPEATS: Witness(1081),
     Clause.LOOK_AFTER_ENDING: Told(stories.a_release_looks_before_a_sender_marks),
     Clause.STRICT_END: Told(stories.the_store_is_restored_under_a_release),
     Clause.FINALIZER_LAST: Witness(89),
