@@ -283,9 +283,7 @@ class Renter:
 
         await call.account.budget.take(Urgency.RENT)  # before the intent: waiting must not use up its time
         began = core.clock()  # before the insert is sent: send_by is later than began + window for certain
-        life.state = (
-            life.state or "open"
-        )  # its answer may get lost, and the claim be gone by then
+        life.state = life.state or "open"  # its answer may get lost, and the claim be gone by then
         reach("intent.before")
         async with single(core.engine) as conn:
             send_by = await rentals.intend(

@@ -88,17 +88,23 @@ async def put(
         await conn.execute(_PUT, sorted(rows, key=lambda row: (row["resource_id"], row["starts_at"])))
 
 
+# A bill that is whole may not name a machine at all. Of one that was shown, nothing is concluded from that:
+# its lines may come late. One that no list and no get has ever shown, accepted or not, was none.
 _COMPARABLE = text("""
-    select l.run_id, array_agg(b.usd::text) as lines,
+    select l.run_id, coalesce(array_agg(b.usd::text) filter (where b.usd is not null), '{}') as lines,
         coalesce((select sum(s.dollar_seconds) from segment s where s.run_id = l.run_id), 0)
         + coalesce((select sum(j.dollar_seconds) from billing_adjustment j where j.run_id = l.run_id
             and j.kind not in ('credit', 'refund', 'tax')), 0) as dollar_seconds
     from ledger_run l join run r on r.id = l.run_id
-    join provider_bill_line b on b.provider = r.provider and b.account = r.account
+    left join provider_bill_line b on b.provider = r.provider and b.account = r.account
         and b.resource_id = r.resource_id
     where l.closed_at < now() - make_interval(secs => cast(:settle_s as float8)) and l.billed_at is null
         and r.provider = :provider and r.account = :account
-    group by l.run_id having bool_and(b.final)
+    group by l.run_id, l.closed_at, r.id
+    having bool_and(b.final) or count(b.usd) = 0 and coalesce(r.running_at, r.exited_at) is null
+        and l.closed_at < now() - make_interval(secs => 2 * cast(:settle_s as float8))
+        and not exists (select from instance_seen s where s.provider = r.provider and s.account = r.account
+            and s.resource_id = r.resource_id)
     order by l.run_id limit 500
 """)
 
@@ -106,7 +112,7 @@ _COMPARABLE = text("""
 async def comparable(
     conn: AsyncConnection, *, provider: str, account: str, settle_s: float
 ) -> list[Compared]:
-    """Closed runs whose bill is whole and has not been compared."""
+    """Closed runs whose bill is whole and has not been compared; ``lines`` empty: it will never name them."""
     values = {"provider": provider, "account": account, "settle_s": settle_s}
     return [
         Compared(

@@ -327,6 +327,26 @@ async def test_cost_29_a_bill_within_its_own_rounding_agrees_and_another_is_adju
     assert billed[0]["n"] == 2
 
 
+async def test_an_order_whose_machine_was_never_shown_and_never_billed_costs_nothing(books: Books):
+    """Accepted, and it never became one. One that was shown waits for its lines, however late they come."""
+    phantom = await books.run(resource_id="phantom", meters=[gpu("1", 1)])
+    shown = await books.run(resource_id="shown", meters=[gpu("1", 1)])
+    await books.sql(
+        "insert into instance_seen (provider, account, resource_id, region, state)"
+        " values ('modal', 'default', 'shown', 'us-east', 'gone')"
+    )
+    for run in (phantom, shown):
+        await books.over(run, after_s=100)
+    await books.tick()
+    assert await books.cost() == 200
+
+    await compare(books)
+
+    assert [row["kind"] for row in await books.adjustments(phantom)] == ["invoice_true_up"]
+    assert await books.adjustments(shown) == []
+    assert await books.cost() == 100
+
+
 async def test_an_unpriced_run_gets_its_price_from_the_bill(books: Books):
     run = await books.run(resource_id="m", meters=[gpu(None)])
     await books.over(run, after_s=100)
