@@ -52,7 +52,7 @@ async def silent(_world: World, proxy: Proxy) -> AsyncIterator[None]:
     proxy.flow()
 
 
-FAULTS = [stopped, read_only, without_connections, full, silent]
+FAULTS: tuple[Fault, ...] = (stopped, read_only, without_connections, full, silent)
 
 
 @pytest.fixture
@@ -67,35 +67,39 @@ def url_through(proxy: Proxy, world: World) -> str:
     return f"postgresql://{store_faults.ROLE}@127.0.0.1:{proxy.port}/{world.database}?sslmode=disable"
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 async def test_a_store_that_cannot_be_used_changes_no_pod_and_rents_nothing_and_ends_go_on(
-    world: World, proxy: Proxy, fault: Fault
+    world: World, proxy: Proxy
 ):
+    """One fault after another, under one leader and one Pod that stays."""
     controller = world.controller(options=IMPATIENT, url=url_through(proxy, world))
     await world.start(controller)
-    await world.create_pods("kept", "deleted")
-    await world.until_ready("kept", "deleted")
+    await world.create_pods("kept", "deleted-0")
+    await world.until_ready("kept", "deleted-0")
     before = (await world.pod("kept"))["status"]
 
-    async with fault(world, proxy):
-        await world.create_pod("waiting")
-        await world.delete_pods("deleted")
-        await world.until_gone("deleted")
-        lists = (await world.cloud.truth())["calls"]["list"]
-        await world.cloud.until(
-            lambda truth: truth["calls"]["list"] > lists + 10, within_s=60, what="ten more lists"
-        )
-        assert len(await world.cloud.creates()) == 2
-        assert "waiting" not in await world.ready()
-        assert (await world.pod("kept"))["status"] == before
-        assert "deletionTimestamp" in (await world.claim_of("deleted"))["metadata"]
+    for number, fault in enumerate(FAULTS):
+        name, deleted, machines = fault.__name__, f"deleted-{number}", 2 + number
+        async with fault(world, proxy):
+            await world.create_pod(waiting := f"deleted-{number + 1}")
+            await world.delete_pods(deleted)
+            await world.until_gone(deleted)
+            lists = (await world.cloud.truth())["calls"]["list"]
+            await world.cloud.until(
+                lambda truth, lists=lists: truth["calls"]["list"] > lists + 10,
+                within_s=60,
+                what=f"{name}: ten more lists",
+            )
+            assert len(await world.cloud.creates()) == machines, name
+            assert waiting not in await world.ready(), name
+            assert (await world.pod("kept"))["status"] == before, name
+            assert "deletionTimestamp" in (await world.claim_of(deleted))["metadata"], name
 
-    await world.until_ready("waiting", "kept")
-    await world.until("the deleted Pod's claim goes", lambda: _claims_are(world, 2))
-    assert (await world.pod("kept"))["status"] == before
-    await world.one_machine_for_each_pod(ever=3)
+        await world.until_ready(waiting, "kept")
+        await world.until(f"{name}: the deleted Pod's claim goes", lambda: _claims_are(world, 2))
+        assert (await world.pod("kept"))["status"] == before, name
+        await world.one_machine_for_each_pod(ever=machines + 1)
     await world.each_attempt_was_sent_once()
-    await world.delete_pods("waiting", "kept")
+    await world.delete_pods(f"deleted-{len(FAULTS)}", "kept")
     await world.until_nothing_is_left()
 
 
