@@ -21,6 +21,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from app.admission.server import Admission
 from app.api import keys
 from app.claims.controller import Claims
+from app.duties import Watches, watch_over
 from app.inventory.accounts import Account, Accounts, installed_adapters
 from app.inventory.budget import Urgency
 from app.inventory.identity import new_installation
@@ -133,6 +134,7 @@ class Replica:
         self._offerings = Offerings()
         self._store = Store()
         self._leading = False
+        self._watches = Watches()
         self._cluster_uid: str | None = None
         self._elected = asyncio.Event()  # an empty database waits for it
         self._stop = asyncio.Event()
@@ -173,6 +175,7 @@ class Replica:
                 "installation": lambda: self._store.stranger,
             },
             shown={"store": lambda: self._store.trouble, "leader": self._leader_line},
+            live={"watches": self._watches.stale},
         )
         try:
             async with asyncio.TaskGroup() as serving:
@@ -188,7 +191,11 @@ class Replica:
                     self._elect(engine, installation, accounts, admission), name="election"
                 )
                 with _signals(self.stop):
-                    await self._stop.wait()
+                    stop = serving.create_task(self._stop.wait(), name="stop")
+                    await asyncio.wait({stop, lead, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+                if not self._stop.is_set():
+                    stop.cancel()
+                    await watch_over([lead, *tasks])
                 log.info("stopping")
                 lead.cancel()
                 await asyncio.wait([lead])
@@ -511,21 +518,29 @@ class Replica:
             leader=self._identity(),
             clock=boot_clock,
         )
-        async with asyncio.TaskGroup() as duties:
-            duties.create_task(self._settle_epoch(term, leadership, engine), name="epoch")
-            for cache in (pods, pools, claims, bindings, nodes, namespaces):
-                duties.create_task(cache.run(), name=f"watch {cache.path}")
-            duties.create_task(events.run(), name="events")
-            duties.create_task(provisioning.run(), name="provisioning")
-            duties.create_task(self._once_migrated(mirror.run), name="mirror")
-            duties.create_task(self._once_migrated(Upkeep(engine).run), name="upkeep")
-            duties.create_task(self._once_migrated(ledger.run), name="ledger")
-            duties.create_task(self._once_migrated(sweeper.run), name="sweep")
-            duties.create_task(vnodes.run(), name="vnode")
-            duties.create_task(claim_keeper.run(), name="claims")
-            duties.create_task(self._place(placement, accounts, offerings, nodes), name="placement")
-            # Not before: one that was started with the wrong database must not draw the webhooks to itself.
-            duties.create_task(self._once_migrated(admission.keep), name="webhook configurations")
+        caches = (pods, pools, claims, bindings, nodes, namespaces)
+        with self._watches.of_a_term(caches):
+            async with asyncio.TaskGroup() as duties:
+                tasks = [
+                    duties.create_task(work, name=name)
+                    for name, work in (
+                        ("epoch", self._settle_epoch(term, leadership, engine)),
+                        *((f"watch {cache.path}", cache.run()) for cache in caches),
+                        ("events", events.run()),
+                        ("provisioning", provisioning.run()),
+                        ("mirror", self._once_migrated(mirror.run)),
+                        ("upkeep", self._once_migrated(Upkeep(engine).run)),
+                        ("ledger", self._once_migrated(ledger.run)),
+                        ("sweep", self._once_migrated(sweeper.run)),
+                        ("vnode", vnodes.run()),
+                        ("claims", claim_keeper.run()),
+                        ("placement", self._place(placement, accounts, offerings, nodes)),
+                        # Not before: one that was started with the wrong database must not draw the webhooks
+                        # to itself.
+                        ("webhook configurations", self._once_migrated(admission.keep)),
+                    )
+                ]
+                await watch_over(tasks)
 
     async def _once_migrated(self, duty: Callable[[], Awaitable[None]]) -> None:
         """What has nothing to do before the database was seen to be ours."""

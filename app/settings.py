@@ -211,6 +211,9 @@ class Settings(BaseModel):
         None, description="Replaces every adapter's own settling time. Only for simulators."
     )
     call_timeout_s: Seconds | None = Field(None, description="Replaces every adapter's own call time-out.")
+    boot_deadline_s: Seconds | None = Field(
+        None, description="Replaces every adapter's own time in which a rented machine must have started."
+    )
     backoff_base_s: Seconds = Field(1.0, description="The first wait after a failure.")
     backoff_max_s: Seconds = Field(60.0, description="The longest wait after failures.")
     unknown_timeout_floor_s: Seconds = Field(

@@ -116,6 +116,11 @@ def claim_deleted_message(claim: str) -> str:
     return f"{named} was deleted, and its machine given back"
 
 
+def never_started_message(deadline_s: float) -> str:
+    """The message of a Pod whose machine was rented and did not start within ``deadline_s`` seconds."""
+    return f"the machine was rented and did not start within {deadline_s:g} s: it was given back"
+
+
 def retrying_message(error: str) -> str:
     """The message of a Pod whose machine could not be asked for, and will be again."""
     return f"retrying: {error}"

@@ -48,6 +48,7 @@ class Account:
     settle_after_s: float
     call_timeout_s: float
     provision_timeout_s: float
+    boot_deadline_s: float
     credentials: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
@@ -240,6 +241,7 @@ class Accounts:
             provision_timeout_s=traits.provision_deadline_s
             if self.settings.call_timeout_s is None
             else self.settings.call_timeout_s,
+            boot_deadline_s=self.settings.boot_deadline_s or traits.boot_deadline_s,
         )
 
 

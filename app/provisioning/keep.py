@@ -17,13 +17,14 @@ from app.inventory.rounds import AccountKey
 from app.provisioning.core import Core
 from app.provisioning.lives import Life
 from app.provisioning.model import ClaimSpec
-from app.store import backoffs
+from app.store import backoffs, blocks
 from app.store.backoffs import Failure, Pace
 from app.store.engine import StoreUnavailable, begin
 from providers.base import MachineState, OutcomeUnknown, ProviderError, Ref, Throttled, Unavailable
 from providers.capabilities import Executes, Extends, Restarts
 
 log = structlog.get_logger()
+FAILED_START = "start"  # why a place is passed over whose machine came to nothing
 EXTENDS = 4  # times within one limit, so that three may fail
 _UP = (MachineState.QUEUED, MachineState.BOOTING, MachineState.RUNNING)
 
@@ -34,6 +35,23 @@ class Kept(StrEnum):
     ASKED = "asked"  # the cloud took it; the next rounds show what came of it
     UNABLE = "unable"  # this cloud cannot, or there is no such machine any more
     AGAIN = "again"  # no answer: ask again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FalseStart:
+    """A machine that was rented and whose workload never came to run, or broke soon after.
+
+    ``late``: it is still there, booting. ``blocks``: its place is to be passed over for ``block_ttl_s``, or
+    its ``host`` alone where the cloud names one. ``failure`` makes the Pod's owner wait as well.
+    """
+
+    claim: ClaimSpec
+    host: str | None
+    message: str
+    late: bool
+    blocks: bool
+    block_ttl_s: float
+    failure: Failure | None
 
 
 @dataclass(slots=True)
@@ -47,6 +65,11 @@ class Keeper:
         """Whether the cloud can start a workload again on its machine; None while the account is not open."""
         account = self.core.accounts.get(key)
         return None if account is None else isinstance(account.provider, Restarts)
+
+    def boot_deadline_s(self, key: AccountKey) -> float | None:
+        """How long a machine may boot before it is given up; None while the account is not open."""
+        account = self.core.accounts.get(key)
+        return None if account is None else account.boot_deadline_s
 
     def stops(self, key: AccountKey) -> bool:
         """Whether a workload hears of its end before it comes, so that a grace is worth waiting for."""
@@ -159,6 +182,41 @@ class Keeper:
         """
         self._pending.append(failure)
         await self._flush()
+
+    async def note_start(self, start: FalseStart) -> None:
+        """Have the place of a machine that came to nothing passed over, and its Pod's owner wait.
+
+        A store that is away loses the block, which costs one more try at worst: nothing is placed without it.
+        """
+        claim = start.claim
+        if start.failure is not None:
+            await self.note(start.failure)
+        if not start.blocks or not self.core.leadership.valid():
+            return
+        own = start.host is None
+        scope = blocks.Scope(
+            provider=claim.provider,
+            account=claim.account,
+            accelerator=(claim.accelerator.key if claim.accelerator else "") if own else None,
+            tier=claim.tier.value if own else None,
+            region=claim.region if own else None,
+            host=start.host,
+        )
+        cause = blocks.Cause(
+            kind=FAILED_START,
+            message=start.message,
+            pool=claim.pool,
+            pod_namespace=claim.pod_namespace,
+            pod_name=claim.pod_name,
+            claim_uid=claim.uid,
+        )
+        try:
+            async with begin(self.core.engine) as conn:
+                await blocks.record(conn, scope, cause, ttl_s=start.block_ttl_s)
+        except StoreUnavailable as error:
+            log.info("a false start is not on record", error=str(error)[:256])
+        else:
+            log.info("passed over after a false start", host=start.host, place=claim.place, why=start.message)
 
     async def run(self) -> None:
         """Write what the store did not take, and put off the limits of machines, until cancelled."""

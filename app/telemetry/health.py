@@ -1,7 +1,7 @@
 """``/healthz``, ``/readyz`` and ``/metrics`` on one plain HTTP port.
 
 Ready means that admission works here. The store is no part of it: without it renting waits, and restarting
-the process would not bring it back.
+the process would not bring it back. ``/healthz`` fails for what a restart mends: a part that stands still.
 """
 
 import asyncio
@@ -24,11 +24,21 @@ Check = Callable[[], str | None]
 
 
 class Health:
-    """Answers for as long as `run` does. ``checks`` gate readiness; ``shown`` are only reported."""
+    """Answers for as long as `run` does.
 
-    def __init__(self, address: str, *, checks: Mapping[str, Check], shown: Mapping[str, Check]) -> None:
+    ``checks`` gate readiness, ``live`` liveness; ``shown`` are only reported.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        checks: Mapping[str, Check],
+        shown: Mapping[str, Check],
+        live: Mapping[str, Check],
+    ) -> None:
         self._address = address
-        self._checks, self._shown = dict(checks), dict(shown)
+        self._checks, self._shown, self._live = dict(checks), dict(shown), dict(live)
 
     async def run(self) -> None:
         """Serve until cancelled.
@@ -55,7 +65,10 @@ class Health:
         await serve(uvicorn.Server(config), sock)
 
     async def _healthz(self, _request: Request) -> Response:
-        return PlainTextResponse("ok\n")
+        wrong = [f"{name}: {why}" for name, check in self._live.items() if (why := check()) is not None]
+        if wrong:
+            log.error("not alive", why=wrong)
+        return PlainTextResponse("\n".join(wrong or ["ok"]) + "\n", status_code=503 if wrong else 200)
 
     async def _readyz(self, _request: Request) -> Response:
         wrong = {name: why for name, check in self._checks.items() if (why := check()) is not None}

@@ -13,7 +13,7 @@ import structlog
 
 from app.api.reasons import PodReason
 from app.kube.queue import Again
-from app.provisioning.keep import Keeper, Kept
+from app.provisioning.keep import FalseStart, Keeper, Kept
 from app.provisioning.model import ClaimSpec
 from app.settings import Settings
 from app.store.backoffs import Failure
@@ -42,13 +42,15 @@ class Loop:
 class Cut:
     """We end the Pod's work, from ``since`` on, and this is what its status will say.
 
-    ``grace_s``: the grace of whatever ends it; None: the Pod's own.
+    ``grace_s``: the grace of whatever ends it; None: the Pod's own. ``disrupted``: the reason of a condition
+    ``DisruptionTarget``, for an end that is not the workload's doing.
     """
 
     reason: PodReason
     message: str
     since: datetime
     grace_s: float | None = None
+    disrupted: str | None = None
 
 
 @dataclass(slots=True)
@@ -67,6 +69,9 @@ class Care:
     killed_grace_s: float | None = None  # the probe's own grace, if it has one
     counted: bool = False  # its end, for its owner's wait
     failure: Failure | None = None
+    booting_since: float | None = None  # monotonic, of this process's looks
+    start: FalseStart | None = None  # its machine came to nothing
+    start_noted: bool = False  # and that is on record
     hook: tuple[str, ...] = ()  # to be run before the workload is asked to stop
     hook_by: datetime | None = None
     hook_done: bool = False
@@ -95,6 +100,9 @@ async def attend(
     if care.failure is not None and not care.counted:
         await keeper.note(care.failure)
         care.counted = True
+    if care.start is not None and not care.start_noted:
+        await keeper.note_start(care.start)
+        care.start_noted = True
     if care.hook and care.hook_by is not None and not care.hook_done:
         left_s = (care.hook_by - now()).total_seconds()
         if left_s > 0:

@@ -55,12 +55,14 @@ from app.provisioning.model import (
 from app.provisioning.release import POD_DELETED
 from app.provisioning.service import Provisioning
 from app.settings import Settings
+from app.store.blocks import DEFAULT_TTL_S
 from app.vnode import restarts, status
 from app.vnode.care import attend
 from app.vnode.course import Course, name_of
 from app.vnode.order import is_daemon, is_replaced_by_owner
 from app.vnode.probes import HEALTHY, Prober
 from app.vnode.runs import Runs
+from app.vnode.starts import Starts
 from app.vnode.status import Wanted, has_started, is_leaving, is_over, is_running
 from app.vnode.words import has_words, hiding, hiding_again, shown
 from providers.base import ClaimUid
@@ -128,6 +130,15 @@ class Lifecycle:
             write=self._write,
             care=self._care.add,
             end=self._end.add,
+            now=now,
+            clock=clock,
+        )
+        self._starts = Starts(
+            key=key,
+            provisioning=provisioning,
+            settings=settings,
+            care=self._care.add,
+            block_ttl_s=self._block_ttl_s,
             now=now,
             clock=clock,
         )
@@ -306,6 +317,7 @@ class Lifecycle:
                 self._rent.add(uid)
         view = self._provisioning.view(spec.uid)
         outcome, now = course.outcome, self._now()
+        left_s: float | None = None
         if isinstance(outcome, Refused):
             await self._write(pod, course, status.provision_failed(pod, message=outcome.message, now=now))
             return None
@@ -320,6 +332,12 @@ class Lifecycle:
             if view.machine is not None and (end := self._runs.end_of_run(pod, course, view)) is not None:
                 self._probes.forget(uid)
                 return await self._runs.after_a_run(pod, course, spec, view.machine, end)
+            start = self._starts.look(pod, course, spec, view)
+            if course.care.cut is not None:
+                return await self._runs.cut(pod, course, course.care.cut)
+            if start.held:
+                return None
+            left_s = start.left_s
             health = HEALTHY
             if (machine := status.up(view)) is not None:
                 health = self._probes.follow(pod, machine)
@@ -336,9 +354,9 @@ class Lifecycle:
         else:
             wanted = status.provisioning(pod, message=PodMessage.ALLOCATING, now=now)
         if wanted is None:
-            return None
+            return _sooner(None, left_s)
         if status.patch(pod, wanted) is not None and (wait_s := self._quiet_s(pod, course, wanted)) > 0:
-            return Again(wait_s)
+            return _sooner(Again(wait_s), left_s)
         before = is_running(pod)
         await self._write(pod, course, wanted)
         if wanted.reason is PodReason.RUNNING:
@@ -346,7 +364,7 @@ class Lifecycle:
         if wanted.reason is PodReason.RUNNING and not before:
             made = datetime.fromisoformat(claim["metadata"]["creationTimestamp"])
             metrics.became_ready(spec, took_s=(now - made).total_seconds())
-        return None
+        return _sooner(None, left_s)
 
     async def _lose(self, pod: Obj, course: Course, *, deleted: str | None = None) -> Again | None:
         """The claim is in release, so the Pod must not run: it is over once the machine's end is accepted.
@@ -547,6 +565,15 @@ class Lifecycle:
                 return await self._ensure(pod, course, claim)
             finally:
                 self._follow.add(uid)
+
+    def _block_ttl_s(self, pool: str) -> float:
+        """How long a place is passed over, by what the pool says now."""
+        jitter_s = self._rng.uniform(0.0, self._settings.block_jitter_s)
+        try:
+            ttl_s = pool_of(self._pools.get("", pool), pool).spec.failover.blocklist_ttl.total_seconds()
+        except Unusable:
+            ttl_s = DEFAULT_TTL_S
+        return ttl_s + jitter_s
 
     async def _ensure(self, pod: Obj, course: Course, claim: Obj) -> Again | None:
         spec, settings = claim_spec(claim), self._settings

@@ -154,7 +154,12 @@ class Runs:
             grace_s = restarts.grace_s(pod) if cut.grace_s is None else cut.grace_s
             return self.end_gently(pod, course, since=cut.since, grace_s=grace_s)
         wanted = status.cut_off(
-            pod, self.machine(course), reason=cut.reason, message=cut.message, now=self._now()
+            pod,
+            self.machine(course),
+            reason=cut.reason,
+            message=cut.message,
+            disrupted=cut.disrupted,
+            now=self._now(),
         )
         await self._write(pod, course, wanted)
         return None

@@ -33,6 +33,7 @@ CRASH_LOOP = "CrashLoopBackOff"
 PULL_PROBLEM = "ErrImagePull"
 RESTARTING = "the workload has ended, and is started again on its machine"
 CLAIM_DELETED = PodEvent.CLAIM_DELETED.value  # reason of `DISRUPTED` when a person took the machine away
+NEVER_STARTED = "NeverStarted"  # reason of `DISRUPTED` when the machine did not start in its time
 UNANSWERED = "ProvisionUnknown"  # reason of `DISRUPTED` when the cloud never said whether it rented
 
 
@@ -215,12 +216,22 @@ def between(pod: Obj, machine: Machine, end: End, *, wait_s: float, another: boo
     return Wanted(reason=PodReason.RUNNING, message=RESTARTING, status=status)
 
 
-def cut_off(pod: Obj, machine: Machine | None, *, reason: PodReason, message: str, now: datetime) -> Wanted:
-    """We ended it before its work was done: past its deadline, or found dead by a probe."""
-    if machine is None and not has_started(pod):
-        return _never_ran(pod, reason, message, now=now)
+def cut_off(
+    pod: Obj,
+    machine: Machine | None,
+    *,
+    reason: PodReason,
+    message: str,
+    disrupted: str | None = None,
+    now: datetime,
+) -> Wanted:
+    """We ended it before its work was done: past its deadline, found dead by a probe, or never started."""
+    if not has_started(pod) and (machine is None or machine.started_at is None):
+        return _never_ran(pod, reason, message, now=now, disrupted=disrupted)
     code, at = code_of(machine)
-    return _failed(pod, reason, message, now=now, machine=machine, code=code or None, at=at)
+    return _failed(
+        pod, reason, message, now=now, machine=machine, code=code or None, at=at, disrupted=disrupted
+    )
 
 
 def provision_failed(pod: Obj, *, message: str, now: datetime) -> Wanted:

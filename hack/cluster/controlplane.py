@@ -239,6 +239,8 @@ class ControlPlane:
             "--service-account-issuer=https://kubernetes.default.svc",
             f"--service-cluster-ip-range={certificates.SERVICE_RANGE}",
             "--authorization-mode=Node,RBAC",
+            # As on OpenShift: who owns what may only be said by those who may touch the owner.
+            "--enable-admission-plugins=OwnerReferencesPermissionEnforcement",
             "--allow-privileged=true",
             f"--kubelet-client-certificate={pki / 'kubelet-client.crt'}",
             f"--kubelet-client-key={pki / 'kubelet-client.key'}",

@@ -11,6 +11,7 @@ from tests.support.proxy import Proxy
 
 
 @pytest.mark.parametrize("how", ["silent", "cut"])
+@pytest.mark.field_case("FC-042")
 async def test_watches_that_hear_nothing_any_more_are_begun_again_and_nothing_is_missed(
     world: World, how: str
 ):
@@ -42,6 +43,7 @@ async def test_watches_that_hear_nothing_any_more_are_begun_again_and_nothing_is
         await world.until_nothing_is_left()
 
 
+@pytest.mark.field_case("FC-011")
 async def test_a_slow_way_to_the_api_server_doubles_nothing(world: World):
     """Each answer takes half a second, so that everything is decided on what is old."""
     async with Proxy.running(api_server_of(world.cluster.kubeconfig)) as proxy:
@@ -58,6 +60,7 @@ async def test_a_slow_way_to_the_api_server_doubles_nothing(world: World):
         await world.until_nothing_is_left()
 
 
+@pytest.mark.field_case("FC-122")
 async def test_an_etcd_that_stands_still_again_and_again_doubles_nothing_and_loses_nothing(world: World):
     """Writes hang for a second, time out, and may have happened: while Pods come and go."""
     plane = world.cluster.control_plane

@@ -103,6 +103,7 @@ async def test_a_store_that_cannot_be_used_changes_no_pod_and_rents_nothing_and_
     await world.until_nothing_is_left()
 
 
+@pytest.mark.field_case("FC-094")
 async def test_half_open_connections_to_the_store_are_given_up_and_nothing_doubles(
     world: World, proxy: Proxy
 ):

@@ -1,5 +1,7 @@
 """What people do to our objects with kubectl: no machine leaks, none doubles, and no bystander is touched."""
 
+import pytest
+
 from app.api import keys
 from app.kube import paths
 from app.kube.client import Obj
@@ -57,6 +59,7 @@ async def test_claims_and_bindings_edited_by_hand_leak_nothing_and_double_nothin
     await world.until_nothing_is_left()
 
 
+@pytest.mark.field_case("FC-020")
 async def test_a_pool_deleted_in_use_keeps_its_machines_until_their_pods_end_also_over_a_restart(
     world: World,
 ):
@@ -83,6 +86,7 @@ async def test_a_pool_deleted_in_use_keeps_its_machines_until_their_pods_end_als
     await world.until("the pool goes with its last claim", gone)
 
 
+@pytest.mark.field_case("FC-028")
 async def test_a_pod_made_again_under_its_name_and_one_without_its_label_each_keep_to_their_own_machine(
     world: World,
 ):

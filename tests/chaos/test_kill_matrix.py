@@ -39,6 +39,7 @@ def test_every_step_has_its_kill():
 @pytest.mark.behaviour(149, 150, 151, 152)
 @pytest.mark.parametrize("scenario", [CLOUD], ids=["tokens mean nothing"])
 @pytest.mark.parametrize(("renting", "ending"), list(zip(RENTING, ENDING, strict=True)))
+@pytest.mark.field_case("FC-002")
 async def test_orphans_01_killed_at_a_step_one_pod_gets_one_machine_and_gives_it_back(
     world: World, renting: str, ending: str
 ):
@@ -57,6 +58,7 @@ async def test_orphans_01_killed_at_a_step_one_pod_gets_one_machine_and_gives_it
         ("record.after", "finalizer.before"),
     ],
 )
+@pytest.mark.field_case("FC-002")
 async def test_killed_at_a_step_three_pods_get_one_machine_each_and_give_it_back(
     world: World, renting: str, ending: str
 ):

@@ -52,6 +52,7 @@ async def test_a_leader_that_comes_without_a_database_ends_machines_and_rents_no
     [(CLOUD, "before"), (CLOUD, "after"), (TOKENS, "before")],
     ids=["request held", "answer held", "request held, tokens count"],
 )
+@pytest.mark.field_case("FC-122")
 async def test_a_leader_paused_in_the_middle_of_a_create_doubles_nothing(world: World, when: str):
     first, _ = await _two_replicas(world, PAUSED)
     held = await world.cloud.pause(verb="create", when=when)
@@ -76,6 +77,7 @@ async def test_a_leader_paused_in_the_middle_of_a_create_doubles_nothing(world: 
 
 
 @pytest.mark.parametrize("step", ["intent.after", "fence.before", "fence.after"])
+@pytest.mark.field_case("FC-122")
 async def test_a_leader_that_wakes_up_before_its_send_does_not_send(world: World, step: str):
     """Whatever it still believes: the mark, the fence, or the clock that began before the intent stops it."""
     first, _ = await _two_replicas(world, QUICK, die_at=f"{step}=SIGSTOP")

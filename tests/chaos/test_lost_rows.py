@@ -14,6 +14,7 @@ from tests.chaos.world import CLOUD, QUICK, World
 from tests.support.clouds import FakeCloud
 
 
+@pytest.mark.field_case("FC-010")
 async def test_an_empty_database_gets_the_rows_of_live_pods_anew_and_holds_sweeps(world: World):
     controller = world.controller()
     await world.start(controller)

@@ -36,6 +36,7 @@ async def test_an_api_server_that_restarts_changes_no_pod_and_rents_and_ends_not
 
 
 @pytest.mark.behaviour(400)
+@pytest.mark.field_case("FC-094")
 async def test_postgres_killed_under_live_pods_changes_none_of_them_and_new_ones_wait_for_it(world: World):
     controller = world.controller()
     await world.start(controller)

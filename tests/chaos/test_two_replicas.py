@@ -18,6 +18,7 @@ LEASE_S, SLACK = float(QUICK["NEBULA_LEASE_DURATION_S"]), 5
 AFTER_KILL_S, AFTER_TERM_S = (LEASE_S + 5) * SLACK, 2 * SLACK
 
 
+@pytest.mark.field_case("FC-121")
 async def test_both_answer_the_webhooks_and_no_pod_slips_through_ungated_while_one_dies(world: World):
     """One address before both, as a Service is. The leader is killed with creates under way."""
     ports = free_ports(2)
@@ -45,6 +46,7 @@ async def test_both_answer_the_webhooks_and_no_pod_slips_through_ungated_while_o
         assert second.running
 
 
+@pytest.mark.field_case("FC-121")
 async def test_on_sigterm_another_leads_at_once_and_the_webhooks_answer_throughout(world: World):
     ports = free_ports(2)
     async with Proxy.running(*(("127.0.0.1", port) for port in ports)) as service:

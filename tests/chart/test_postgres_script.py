@@ -162,6 +162,7 @@ async def test_an_empty_volume_becomes_a_database_that_the_controller_can_log_in
     assert superuser is False
 
 
+@pytest.mark.field_case("FC-095")
 async def test_a_kept_volume_takes_the_password_of_a_new_secret(server: Server) -> None:
     async with server.running():
         connection = await server.connect()

@@ -143,6 +143,7 @@ def test_webhook_configurations_are_the_controllers_own(helm: Helm) -> None:
         assert not [kind for kind in kinds(helm.objects(values, more=more)) if "Webhook" in kind]
 
 
+@pytest.mark.field_case("FC-119")
 def test_the_crds_are_those_of_the_code_and_stay_when_the_release_goes(helm: Helm) -> None:
     rendered = {each["metadata"]["name"]: each for each in helm.objects() if "Definition" in each["kind"]}
     ours = [yaml.safe_load(path.read_text()) for path in (CHART.parent / "crds").glob("*.yaml")]

@@ -83,6 +83,7 @@ async def test_an_answer_lost_after_the_effect_is_unknown_and_the_machine_is_lis
     assert len(await pair.found(attempt.identity)) == 1
 
 
+@pytest.mark.field_case("FC-001")
 async def test_a_server_error_after_the_effect_is_unknown_and_the_machine_is_listed(pair: Pair):
     attempt = pair.attempt()
     await pair.cloud.add_fault("status", verb="create", name=attempt.identity, when="after", status=500)
@@ -117,6 +118,7 @@ async def test_without_a_documented_code_no_failure_is_a_refusal(pair: Pair, fau
     assert (await pair.cloud.creates())[attempt.identity] == 1
 
 
+@pytest.mark.field_case("FC-106")
 async def test_a_throttled_order_was_not_carried_out_and_says_how_long_to_wait(pair: Pair):
     attempt = pair.attempt()
     await pair.cloud.add_fault("throttle", verb="create", name=attempt.identity, retry_after_s=7)
@@ -137,6 +139,7 @@ async def test_an_order_without_a_connection_was_not_carried_out(new_pair: NewPa
         await pair.provision()
 
 
+@pytest.mark.field_case("FC-079")
 async def test_an_order_is_given_up_when_its_time_is_over_and_is_then_unknown(new_pair: NewPair):
     pair = await new_pair(config={"call_timeout_s": 0.5})
     attempt = pair.attempt()
@@ -155,6 +158,7 @@ async def test_an_order_is_given_up_when_its_time_is_over_and_is_then_unknown(ne
     [RejectionKind.CAPACITY, RejectionKind.QUOTA, RejectionKind.UNSUPPORTED],
 )
 @pytest.mark.behaviour(205, 207)
+@pytest.mark.field_case("FC-069")
 async def test_what_is_refused_for_want_of_it_blocks_that_shape_there_and_in_that_tier(
     pair: Pair, kind: RejectionKind
 ):
@@ -171,6 +175,7 @@ async def test_what_is_refused_for_want_of_it_blocks_that_shape_there_and_in_tha
 
 
 @pytest.mark.behaviour(206)
+@pytest.mark.field_case("FC-070")
 async def test_a_refused_credential_blocks_everything(pair: Pair):
     await pair.cloud.add_fault("refuse", verb="create", code="auth")
 
@@ -180,6 +185,7 @@ async def test_a_refused_credential_blocks_everything(pair: Pair):
     assert (answer.kind, answer.scope) == (RejectionKind.AUTH, BlockScope(everything=True))
 
 
+@pytest.mark.field_case("FC-074")
 async def test_a_wrong_order_blocks_no_offering(pair: Pair):
     answer = await pair.provision(workload=a_workload(image=""))
 

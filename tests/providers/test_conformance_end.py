@@ -43,6 +43,7 @@ async def test_a_terminated_machine_is_gone_from_list_and_get(new_pair: NewPair)
     assert await pair.cloud.alive() == []
 
 
+@pytest.mark.field_case("FC-082")
 async def test_terminate_may_be_repeated(pair: Pair):
     accepted = await pair.rented()
 
@@ -52,6 +53,7 @@ async def test_terminate_may_be_repeated(pair: Pair):
     assert again in (Terminated.ACCEPTED, Terminated.NOT_FOUND)
 
 
+@pytest.mark.field_case("FC-022")
 async def test_terminate_of_an_unknown_id_is_not_found(pair: Pair):
     unknown = Ref(
         provider=pair.row.name, account="default", region=pair.region, resource_id=ResourceId("no-such")
@@ -71,6 +73,7 @@ async def test_terminate_of_an_unknown_id_is_not_found(pair: Pair):
     ],
     ids=["lost-after", "lost-before", "500-after", "bare-404", "409"],
 )
+@pytest.mark.field_case("FC-022")
 async def test_a_terminate_without_a_usable_answer_is_asked_again(
     pair: Pair, fault: dict[str, Any], ended: bool
 ):
@@ -170,6 +173,21 @@ async def test_a_reclaimed_machine_was_preempted(pair: Pair):
     assert (machine.end.reason, machine.end.exit_code) == (EndReason.PREEMPTED, None)
 
 
+@pytest.mark.parametrize("how", ["broke", "ended", "removed"])
+async def test_fx_05_ending_what_is_over_already_is_done_and_no_error(pair: Pair, how: str):
+    accepted = await pair.rented()
+    machine = accepted.ref.resource_id
+    await {
+        "broke": lambda: pair.cloud.fail(machine),
+        "ended": lambda: pair.cloud.exit(machine, code=0),
+        "removed": lambda: pair.cloud.remove(machine),
+    }[how]()
+
+    for _ in range(2):
+        assert await pair.provider.terminate(accepted.ref) in (Terminated.ACCEPTED, Terminated.NOT_FOUND)
+    assert await pair.cloud.alive() == []
+
+
 async def test_a_machine_that_broke_failed_without_a_code(pair: Pair):
     accepted = await pair.rented()
 
@@ -182,6 +200,7 @@ async def test_a_machine_that_broke_failed_without_a_code(pair: Pair):
 
 
 @pytest.mark.parametrize("row", having("lifetime"), ids=str)
+@pytest.mark.field_case("FC-082")
 async def test_the_longest_life_ends_a_machine_as_lifetime(new_pair: NewPair):
     pair = await new_pair(life={"boot_s": 0, "max_s": 1}, history_s=3600, clock={"scale": 20})
     accepted = await pair.rented()
@@ -274,6 +293,7 @@ def _restarting(pair: Pair) -> Restarts:
     return pair.provider
 
 
+@pytest.mark.field_case("FC-082")
 async def test_stop_of_a_machine_that_is_gone_is_a_success(new_pair: NewPair):
     pair = await new_pair(history_s=0)
     accepted = await pair.rented()

@@ -42,6 +42,7 @@ async def test_a_machine_without_a_name_has_no_identity(pair: Pair):
     assert machine.identity is None
 
 
+@pytest.mark.field_case("FC-081")
 async def test_times_are_aware_utc_and_in_order(pair: Pair):
     accepted = await pair.rented()
 
@@ -229,6 +230,7 @@ async def test_a_get_that_failed_is_not_absence(pair: Pair, fault: dict[str, Any
         await pair.provider.get(accepted.ref)
 
 
+@pytest.mark.field_case("FC-079")
 async def test_reads_are_given_up_when_their_time_is_over(new_pair: NewPair):
     pair = await new_pair(config={"call_timeout_s": 0.5})
     accepted = await pair.rented()

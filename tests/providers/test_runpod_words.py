@@ -128,6 +128,7 @@ def test_a_text_of_ours_that_is_missing_can_be_configured():
     assert meant(reply, capacity=checked(config).capacity_texts).kind is RejectionKind.CAPACITY
 
 
+@pytest.mark.field_case("FC-022")
 def test_fc_100_a_refused_login_is_never_absence():
     for status, text in ((401, "invalid API key"), (403, "access denied")):
         reply = a_reply(status, text)
@@ -171,6 +172,7 @@ def test_fc_077_a_long_foreign_page_is_cut_short():
     assert len(str(error)) < 600
 
 
+@pytest.mark.field_case("FC-106")
 def test_a_429_is_patience_and_no_refusal():
     assert isinstance(failure(a_reply(429, "rate limit exceeded for the minute window")), Throttled)
 

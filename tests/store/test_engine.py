@@ -66,6 +66,7 @@ async def test_a_stopped_server_is_unavailable_and_a_started_one_is_used_again(
         assert await ask(engine) == 1
 
 
+@pytest.mark.field_case("FC-094")
 async def test_a_restart_between_two_transactions_is_not_noticed(own_server: DevPostgres) -> None:
     """The pooled connections are dead, and are replaced before any statement runs."""
     async with engine_on(own_server.url, pool_size=3) as engine:
@@ -143,6 +144,7 @@ async def test_a_backend_ended_by_an_administrator_is_unavailable(database_url: 
         assert await ask(engine) == 1
 
 
+@pytest.mark.field_case("FC-094")
 async def test_a_read_only_server_is_unavailable_for_writes_alone(own_server: DevPostgres) -> None:
     with psycopg.connect(own_server.dsn, autocommit=True) as admin:
         admin.execute("create table it ()")
@@ -157,6 +159,7 @@ async def test_a_read_only_server_is_unavailable_for_writes_alone(own_server: De
     assert caught.value.sqlstate == "25006"
 
 
+@pytest.mark.field_case("FC-097")
 async def test_a_server_without_a_free_connection_is_unavailable(own_server: DevPostgres) -> None:
     with psycopg.connect(own_server.dsn, autocommit=True) as admin:
         admin.execute("create role few login connection limit 1")
@@ -372,6 +375,7 @@ async def test_sslmode_is_honoured(store_server: DevPostgres) -> None:
             assert server.password not in repr(engine)
 
 
+@pytest.mark.field_case("FC-097")
 async def test_sessions_are_named_and_bounded(database_url: str) -> None:
     options = Settings(database_url=database_url, database_pool=2, database_timeout_s=7)  # type: ignore[call-arg]
     engine = engine_of(options)
@@ -392,6 +396,7 @@ async def test_sessions_are_named_and_bounded(database_url: str) -> None:
     }
 
 
+@pytest.mark.field_case("FC-098")
 async def test_behind_a_pooler_nothing_stays_prepared(database_url: str) -> None:
     """And no start-up setting is sent that a pooler would refuse."""
     options = Settings(database_url=database_url, direct_database_url=database_url)  # type: ignore[call-arg]

@@ -108,6 +108,7 @@ async def test_attempts_are_numbered_by_a_sequence(database_url: str) -> None:
     assert second == first + 1
 
 
+@pytest.mark.field_case("FC-096")
 async def test_of_two_migrators_one_applies_and_both_succeed(empty_url: str) -> None:
     program = (
         "import asyncio, sys; from app.store.migrate import migrate;"
@@ -153,6 +154,7 @@ async def test_a_migrator_does_not_wait_for_ever(empty_url: str) -> None:
             await migrate.migrate(empty_url, wait_s=0.1, poll_s=0.02)
 
 
+@pytest.mark.field_case("FC-096")
 async def test_a_lock_held_for_too_long_leaves_nothing_behind(empty_url: str) -> None:
     with psycopg.connect(empty_url.replace("+asyncpg", "")) as other:
         other.execute("create table run ()")  # not committed: whoever makes one too has to wait
@@ -177,6 +179,7 @@ async def test_a_lock_held_for_too_long_leaves_nothing_behind(empty_url: str) ->
     ],
     ids=["allowed", "refused", "both-allow", "later-refuses", "earlier-refuses"],
 )
+@pytest.mark.field_case("FC-096")
 async def test_a_newer_schema_is_accepted_while_every_newer_revision_allows_this_code(
     database_url: str, min_readers: list[int], verdict: Verdict
 ) -> None:

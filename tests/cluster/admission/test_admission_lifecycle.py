@@ -25,6 +25,7 @@ from app.kube.errors import KubeError
 
 
 @pytest.mark.behaviour(12, 13)
+@pytest.mark.field_case("FC-103", "FC-104")
 async def test_12_13_while_the_webhooks_are_down_opted_in_pods_are_refused_and_others_created(around: World):
     async with served(around.admission()):
         await around.asked()
@@ -70,6 +71,7 @@ RENEWALS = {
 
 @pytest.mark.parametrize("what", RENEWALS)
 @pytest.mark.behaviour(345)
+@pytest.mark.field_case("FC-102")
 async def test_345_a_renewal_refuses_no_pod(around: World, what: str):
     """Time begins an hour ago, so that certificates of both dates are good for the API server's own clock."""
     behind = [timedelta(minutes=61)]

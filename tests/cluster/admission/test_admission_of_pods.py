@@ -107,6 +107,7 @@ async def test_a_pod_without_a_controller_is_gated(around):
 
 
 @pytest.mark.parametrize("labels", [{}, {f"{GROUP}/enabled": "false"}, {f"{GROUP}/enabled": "True"}])
+@pytest.mark.field_case("FC-103")
 async def test_a_pod_that_is_not_opted_in_is_not_touched(around, labels):
     pod = await around.create(a_pod(labels=labels, annotations={f"{GROUP}/region": "mine"}, hostNetwork=True))
 
@@ -209,6 +210,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.field_case("FC-029", "FC-030", "FC-031", "FC-034", "FC-038")
 async def test_a_pod_that_could_never_run_is_refused_by_the_name_of_the_field(around, name):
     pod, field = REFUSED[name]
 
@@ -245,6 +247,7 @@ async def test_a_living_pod_cannot_be_given_another_container_or_another_size(ar
 @pytest.mark.parametrize(
     ("deed", "field"), [("add-sidecar", "spec.containers[sidecar]"), ("opt-in", GATE["name"])]
 )
+@pytest.mark.field_case("FX-10")
 async def test_what_another_webhook_does_to_a_pod_after_ours_is_still_caught(
     around, somebody_elses_webhook, deed, field
 ):
@@ -253,6 +256,7 @@ async def test_what_another_webhook_does_to_a_pod_after_ours_is_still_caught(
     assert field in await around.refused(a_pod(labels=labels, annotations={DEED: deed}))
 
 
+@pytest.mark.field_case("FX-10")
 async def test_what_another_webhook_undoes_is_done_again(around, somebody_elses_webhook):
     assert gated(await around.create(a_pod(annotations={DEED: "ungate"})))
 

@@ -242,6 +242,7 @@ def test_an_unknown_field_is_refused_under_strict_validation(api):
     )
 
 
+@pytest.mark.field_case("FC-027")
 def test_a_pool_name_that_no_label_can_hold_is_refused(api):
     said = api.refused("create", "--dry-run=server", "-f", "-", obj=a_pool(name="p" * 64))
 

@@ -100,6 +100,7 @@ async def test_a_pool_in_use_stays_readable_until_its_last_claim_is_gone(world: 
         await until(gone)
 
 
+@pytest.mark.field_case("FC-020")
 async def test_a_deleted_pool_in_use_says_what_holds_it_and_its_event_does_too(
     world: World, pool: Obj, kubectl: Kubectl
 ):

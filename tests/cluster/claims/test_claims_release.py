@@ -64,6 +64,7 @@ async def test_one_life_costs_four_writes_and_no_more(world: World):
 
 
 @pytest.mark.behaviour(281)
+@pytest.mark.field_case("FC-028")
 async def test_a_pod_of_the_same_name_takes_over_nothing_and_loses_nothing(world: World):
     """It was replaced while nobody looked: under the old Pod's name there is a Pod, but another one."""
     async with world.leading() as term:
@@ -162,6 +163,7 @@ async def test_the_finalizer_stays_while_the_cloud_cannot_end_the_machine(world:
 
 
 @pytest.mark.behaviour(297)
+@pytest.mark.field_case("FC-024")
 async def test_a_claim_of_a_provider_not_configured_any_more_is_kept_and_says_so(
     world: World, tmp_path: Path
 ):
@@ -193,6 +195,7 @@ async def test_a_claim_of_a_provider_not_configured_any_more_is_kept_and_says_so
         assert await world.cloud.alive() == []
 
 
+@pytest.mark.field_case("FC-065")
 async def test_a_claim_that_cannot_be_read_keeps_its_finalizer(world: World):
     async with world.leading():
         claim = await world.claim(await world.pod("a"), accelerator="many H100s")

@@ -53,6 +53,7 @@ async def in_pod(folder: Path, *, reread_s: float = auth.REREAD_S) -> auth.Conne
     return auth.Connection(source, await source.load(afresh=True), reread_s=reread_s)
 
 
+@pytest.mark.field_case("FC-043")
 async def test_in_a_pod_the_service_account_is_used_and_its_rotated_token_is_read(
     kube, namespace, pod_folder
 ):
@@ -64,6 +65,7 @@ async def test_in_a_pod_the_service_account_is_used_and_its_rotated_token_is_rea
         assert await who(inside) == f"system:serviceaccount:{namespace}:two"
 
 
+@pytest.mark.field_case("FC-043")
 async def test_a_token_that_the_server_refuses_is_read_again_within_the_same_request(
     kube, namespace, pod_folder
 ):

@@ -130,6 +130,7 @@ async def test_what_happened_during_an_outage_is_told_after_it(kube: Kube, throu
     assert sorted(diary.lines) == ["+comes", "-goes", "~changes"]
 
 
+@pytest.mark.field_case("FC-042")
 async def test_a_connection_that_went_silent_is_noticed(kube: Kube, through, proxy, namespace):
     """Half open: nobody closed it, and nothing comes any more."""
     cache = Cache(

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import psutil
 import pytest
 
 from app.kube.cache import Cache
@@ -14,6 +15,7 @@ QUICK = {"base_delay_s": 0.01, "max_delay_s": 0.05}
 EXPIRED = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"}
 
 
+@pytest.mark.field_case("FC-041")
 async def test_an_expired_version_inside_the_stream_brings_a_new_list(scripted, told):
     scripted.put("stays")
     scripted.put("goes")
@@ -29,6 +31,7 @@ async def test_an_expired_version_inside_the_stream_brings_a_new_list(scripted, 
     assert diary.lines == ["+stays", "+goes", "+comes", "-goes"]
 
 
+@pytest.mark.field_case("FC-041")
 async def test_an_expired_version_as_http_status_brings_a_new_list(scripted, told):
     scripted.put("a")
     scripted.watch_refusals.append(refusal(410, "Expired"))
@@ -39,6 +42,7 @@ async def test_an_expired_version_as_http_status_brings_a_new_list(scripted, tol
     assert cache.lists == 2
 
 
+@pytest.mark.field_case("FC-041")
 async def test_a_server_that_expires_every_watch_is_asked_ever_more_seldom(scripted, told):
     scripted.refuse_every_watch = 410
     pauses: list[float] = []
@@ -93,6 +97,23 @@ async def test_a_watch_that_lived_is_begun_again_without_a_pause(scripted, told)
     assert pauses == []
 
 
+async def test_fc_044_five_hundred_watches_leave_no_task_thread_or_socket_behind(scripted, told):
+    cache = Cache(told, PATH, settled_s=0.0, **QUICK)
+    process, seen = psutil.Process(), []
+    async with running(cache):
+        for n in range(1, 521):
+            await scripted.watched(times=n)
+            if n in (20, 520):
+                seen.append((len(asyncio.all_tasks()), process.num_threads(), process.num_fds()))
+            scripted.end_watches()
+
+    (tasks, threads, fds), (tasks_later, threads_later, fds_later) = seen
+    assert tasks_later <= tasks + 2
+    assert threads_later <= threads + 1
+    assert fds_later <= fds + 4
+
+
+@pytest.mark.field_case("FC-041")
 async def test_an_error_event_without_metadata_is_survived(scripted, told):
     cache = Cache(told, PATH, **QUICK)
     async with running(cache):
@@ -198,6 +219,7 @@ async def test_an_index_function_that_fails_leaves_the_object_readable(scripted,
         assert cache.by_index("bad", "x") == []
 
 
+@pytest.mark.field_case("FC-043")
 async def test_a_token_that_rotated_is_read_again_and_every_watch_goes_on(scripted, tmp_path):
     """One stream's 401 must not end the others (they share a session)."""
     token = tmp_path / "token"

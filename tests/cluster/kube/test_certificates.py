@@ -108,6 +108,7 @@ async def test_a_refresh_that_finds_nothing_due_writes_nothing(kube: Kube, names
     assert told == []
 
 
+@pytest.mark.field_case("FC-102")
 async def test_a_serving_certificate_is_renewed_before_it_ends_and_loaded_without_a_restart(
     kube: Kube, namespace
 ):
@@ -135,6 +136,7 @@ async def test_a_serving_certificate_is_renewed_before_it_ends_and_loaded_withou
 
 
 @pytest.mark.behaviour(345)
+@pytest.mark.field_case("FC-102")
 async def test_a_new_ca_is_trusted_by_everybody_before_it_signs(kube: Kube, namespace):
     """Whatever the order in which replicas refresh, what each serves is in the bundle that each knows."""
     clock = Clock()
@@ -170,6 +172,7 @@ async def test_a_new_ca_is_trusted_by_everybody_before_it_signs(kube: Kube, name
     assert pki.fingerprints(first).isdisjoint(pki.fingerprints(one.ca_bundle))  # ended, and gone
 
 
+@pytest.mark.field_case("FC-102")
 async def test_certificates_that_nobody_renewed_in_time_are_made_anew(kube: Kube, namespace):
     clock = Clock()
     replica = a_replica(kube, namespace, clock, ca_life=3 * DAY, leaf_life=DAY)
@@ -184,6 +187,7 @@ async def test_certificates_that_nobody_renewed_in_time_are_made_anew(kube: Kube
     assert pki.fingerprints(replica.ca_bundle).isdisjoint(pki.fingerprints(old))
 
 
+@pytest.mark.field_case("FC-102")
 async def test_a_deleted_secret_comes_back_with_the_same_ca(kube: Kube, namespace):
     replica = a_replica(kube, namespace, Clock())
     await replica.refresh()

@@ -121,6 +121,7 @@ async def test_a_read_whose_answer_is_lost_is_repeated(through, proxy, namespace
     assert proxy.swallowed == 1
 
 
+@pytest.mark.field_case("FC-042")
 async def test_no_request_waits_for_ever(scripted, told):
     scripted.slow = asyncio.Event()
 

@@ -270,6 +270,7 @@ async def test_shutting_down_ends_the_duties_and_then_releases(kube: Kube, names
     assert (await held(kube, namespace))["spec"].get("holderIdentity") in (None, "")
 
 
+@pytest.mark.field_case("FC-045")
 async def test_a_failure_of_the_duties_releases_and_is_raised(kube: Kube, namespace):
     election = Election(kube, namespace=namespace, identity="a", renew_s=0.02)
 

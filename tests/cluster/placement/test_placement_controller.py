@@ -173,6 +173,7 @@ async def test_a_lost_answer_makes_no_second_claim(world: World):
 
 
 @pytest.mark.behaviour(61, 63)
+@pytest.mark.field_case("FC-011", "FC-121")
 async def test_two_replicas_that_both_believe_to_lead_place_each_pod_once(world: World):
     await world.make_pool(await world.provider(), await world.provider())
 
@@ -254,6 +255,7 @@ async def test_two_pods_whose_names_join_to_one_get_a_claim_each(world: World):
 
 
 @pytest.mark.behaviour(89)
+@pytest.mark.field_case("FC-028", "FC-062")
 async def test_a_new_pod_of_the_name_waits_until_the_older_ones_claim_is_gone(world: World):
     await world.make_pool(await world.provider())
 

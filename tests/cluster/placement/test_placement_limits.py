@@ -58,6 +58,7 @@ async def settled(world: World, pods: list[Obj]) -> list[Obj]:
 # --- limits --------------------------------------------------------------------------------------
 
 
+@pytest.mark.field_case("FC-075")
 async def test_500_pods_at_once_do_not_pass_a_limit_whoever_leads(world: World):
     """Two leaders of one epoch, which is more than there can be, decide for 500 Pods side by side."""
 
@@ -97,6 +98,7 @@ async def test_500_pods_at_once_do_not_pass_a_limit_whoever_leads(world: World):
     assert sum(row.gpus for row in await rows(world)) == limit
 
 
+@pytest.mark.field_case("FC-075")
 async def test_pods_that_come_at_once_stay_within_the_gpus_of_the_pool(world: World):
     await world.make_pool(await world.provider(), limits={"gpus": 24})
 

@@ -22,7 +22,16 @@ STEP_S = 0.1
 LATE_LISTS = {**SMALL, "lag": {"list_terminate_s": 1.5}}
 
 
-@pytest.mark.parametrize("fault", [{"kind": "status", "when": "after"}, {"kind": "error_body"}])
+@pytest.mark.field_case("FC-001", "FC-067")
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"kind": "status", "when": "after"},
+        {"kind": "status", "when": "after", "status": 504},
+        {"kind": "error_body"},
+    ],
+    ids=["500", "504", "200-with-an-error"],
+)
 async def test_an_error_after_the_effect_of_a_create_is_looked_for_and_doubles_nothing(
     bench: Bench, fault: dict[str, Any]
 ):
@@ -84,6 +93,7 @@ async def test_a_list_that_lags_behind_terminates_only_delays_the_end(bench: Ben
         assert run.late
 
 
+@pytest.mark.field_case("FC-025")
 async def test_a_terminate_that_was_accepted_without_effect_is_repeated(bench: Bench):
     """Accepted is not gone: a machine that lists go on showing is ended again."""
     async with bench.running(backoff_max_s=STEP_S):
@@ -125,6 +135,7 @@ async def test_one_region_that_fails_says_nothing_and_holds_up_no_other(bench: B
         }
 
 
+@pytest.mark.field_case("FC-100")
 async def test_an_hour_of_a_refused_credential_ends_rents_and_concludes_nothing(bench: Bench):
     async with bench.running(backoff_max_s=STEP_S):
         live, leaving = await bench.claim(), await bench.claim()
@@ -168,6 +179,7 @@ async def test_an_hour_of_500s_to_terminates_keeps_the_claim_and_then_ends_it(be
         assert await bench.cloud.alive() == []
 
 
+@pytest.mark.field_case("FX-06")
 async def test_an_accepted_create_that_never_becomes_a_machine_is_told_gone_and_rents_no_second(bench: Bench):
     async with bench.running():
         await bench.cloud.add_fault("phantom", verb="create")
@@ -183,13 +195,16 @@ async def test_an_accepted_create_that_never_becomes_a_machine_is_told_gone_and_
         assert await bench.cloud.bill_usd() == 0
 
 
+@pytest.mark.field_case("FC-003")
 async def test_a_create_that_takes_effect_after_its_claim_was_released_is_found_and_ended(bench: Bench):
-    """The cloud held the request longer than anybody could wait for it."""
+    """The cloud held the request longer than anybody could wait for it, and we were restarted meanwhile."""
     async with bench.running():
         claim = await bench.claim()
         held = await bench.cloud.pause(verb="create")
         first = await bench.ensure_once(claim)
         assert isinstance(first, Waiting)
+
+    async with bench.running():
         await bench.release(claim)
         await _gone(bench, claim)
         assert await bench.cloud.machines() == []

@@ -25,6 +25,7 @@ def creates_of(truth: dict[str, Any]) -> int:
 
 
 @pytest.mark.behaviour(137, 150)
+@pytest.mark.field_case("FC-001")
 async def test_a_lost_answer_is_looked_for_and_its_machine_found(bench: Bench):
     async with bench.running():
         await bench.cloud.add_fault("lost", verb="create")
@@ -41,6 +42,7 @@ async def test_a_lost_answer_is_looked_for_and_its_machine_found(bench: Bench):
         assert attempt.outcome == "found"
 
 
+@pytest.mark.field_case("FC-067")
 async def test_a_500_before_the_effect_is_settled_as_absent_and_tried_again(bench: Bench):
     async with bench.running():
         await bench.cloud.add_fault("status", verb="create", status=500)
@@ -57,6 +59,7 @@ async def test_a_500_before_the_effect_is_settled_as_absent_and_tried_again(benc
 
 @pytest.mark.behaviour(126)
 @pytest.mark.parametrize("scenario", [LAGGING], ids=["lists lag 1 s behind creates"])
+@pytest.mark.field_case("FC-001", "FC-014")
 async def test_a_list_that_lags_behind_a_lost_create_does_not_double_it(bench: Bench):
     async with bench.running():
         await bench.cloud.add_fault("lost", verb="create")
@@ -70,6 +73,7 @@ async def test_a_list_that_lags_behind_a_lost_create_does_not_double_it(bench: B
 
 
 @pytest.mark.parametrize("scenario", [LAGGING], ids=["a fresh id is not visible for 1 s"])
+@pytest.mark.field_case("FC-073")
 async def test_a_fresh_machine_that_get_does_not_know_yet_is_not_taken_for_gone(bench: Bench):
     async with bench.running():
         claim = await bench.claim()
@@ -82,6 +86,7 @@ async def test_a_fresh_machine_that_get_does_not_know_yet_is_not_taken_for_gone(
 
 @pytest.mark.behaviour(154, 200)
 @pytest.mark.parametrize("fault", ["truncate", "shrink", "foreign", "garbage", "error_body", "repeat_page"])
+@pytest.mark.field_case("FC-013")
 async def test_a_list_that_is_not_whole_concludes_nothing(bench: Bench, fault: str):
     """Neither is the lost create called absent, nor a released machine gone."""
     async with bench.running():
@@ -438,6 +443,7 @@ async def test_a_provider_that_is_not_configured_keeps_the_claim(bench: Bench):
 
 
 @pytest.mark.behaviour(171, 176)
+@pytest.mark.field_case("FC-010")
 async def test_a_restart_rents_nothing_and_follows_what_is_there(bench: Bench):
     async with bench.running():
         claims = [await bench.claim() for _ in range(3)]

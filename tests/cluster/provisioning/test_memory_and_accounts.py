@@ -12,6 +12,7 @@ from providers.base import Unavailable
 from tests.cluster.provisioning.conftest import POLICY, WORKLOAD, Bench
 
 
+@pytest.mark.field_case("FC-100")
 async def test_a_credential_of_another_account_rents_nothing_and_ends_nothing(bench: Bench):
     """The controller comes back with somebody else's key: our machines live on where they are."""
     async with bench.running():
@@ -253,6 +254,7 @@ async def test_an_unreachable_cloud_is_asked_less_and_less(bench: Bench):
         assert waits[-1] > 10 * waits[0]
 
 
+@pytest.mark.field_case("FC-065")
 async def test_a_strangers_machine_with_a_strange_name_stops_nothing(bench: Bench):
     async with bench.running():
         await bench.cloud.plant(name="nul\x00here", region="r1")

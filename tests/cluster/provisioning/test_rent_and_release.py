@@ -35,6 +35,7 @@ async def test_a_claim_rents_one_machine_and_release_ends_it(bench: Bench):
 
 
 @pytest.mark.behaviour(148)
+@pytest.mark.field_case("FC-011")
 async def test_twenty_calls_at_once_rent_one_machine(bench: Bench):
     async with bench.running():
         claim = await bench.claim()
@@ -110,6 +111,7 @@ async def test_two_machines_of_two_claims_are_not_mixed_up(bench: Bench):
 
 
 @pytest.mark.behaviour(293, 301)
+@pytest.mark.field_case("FC-006")
 async def test_release_during_a_create_leaves_nothing(bench: Bench):
     """The create is on its way when release begins: its machine is found and ended all the same."""
     async with bench.running():
@@ -128,6 +130,7 @@ async def test_release_during_a_create_leaves_nothing(bench: Bench):
 
 
 @pytest.mark.behaviour(295)
+@pytest.mark.field_case("FC-019")
 async def test_a_claim_without_a_mark_ends_at_once(bench: Bench):
     async with bench.running():
         claim = await bench.claim()
@@ -188,6 +191,7 @@ async def test_a_price_above_the_ceiling_is_refused_unsent_and_blocks_the_templa
 
 
 @pytest.mark.behaviour(66)
+@pytest.mark.field_case("FC-083")
 async def test_a_machine_dearer_than_the_ceiling_goes_back_and_is_not_bought_again_at_once(bench: Bench):
     """The offer was within the ceiling, and the order was filled above it."""
     async with bench.running():

@@ -72,6 +72,7 @@ async def test_an_owned_pod_of_a_pool_in_mode_replace_is_let_go_before_its_machi
 
 
 @pytest.mark.behaviour(98)
+@pytest.mark.field_case("FC-064")
 async def test_nothing_is_rented_before_ours_is_the_last_gate(world: World):
     await world.make_pool()
 
@@ -85,6 +86,7 @@ async def test_nothing_is_rented_before_ours_is_the_last_gate(world: World):
         await world.until_running(pod)
 
 
+@pytest.mark.field_case("FC-079")
 async def test_a_create_that_hangs_holds_up_no_other_pod(world: World):
     """More Pods than placement has workers wait for an answer; another one is placed meanwhile."""
     await world.make_pool(world.first)
@@ -303,6 +305,7 @@ async def test_reserve_timeout_goes_on_counting_over_a_restart(world: World):
 
 
 @pytest.mark.behaviour(137)
+@pytest.mark.field_case("FC-067")
 async def test_an_order_that_nobody_answers_for_long_makes_way_and_both_are_visible_until_it_is_settled(
     world: World,
 ):
@@ -331,6 +334,7 @@ async def test_an_order_that_nobody_answers_for_long_makes_way_and_both_are_visi
     assert len(await world.two.alive()) == 1
 
 
+@pytest.mark.field_case("FC-001")
 async def test_a_lost_answer_is_found_and_used_before_anybody_else_is_asked(world: World):
     await world.make_pool()
     await world.one.add_fault("lost", verb="create")
@@ -344,6 +348,7 @@ async def test_a_lost_answer_is_found_and_used_before_anybody_else_is_asked(worl
     assert await world.two.creates() == {}
 
 
+@pytest.mark.field_case("FC-006")
 async def test_a_claim_deleted_by_hand_while_its_order_is_unknown_makes_no_second_machine_at_once(
     world: World,
 ):

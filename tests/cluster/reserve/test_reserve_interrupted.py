@@ -174,6 +174,7 @@ async def test_a_machine_whose_node_stays_closed_goes_back_in_the_end(world: Wor
 @pytest.mark.behaviour(29, 106)
 @pytest.mark.parametrize("first_cloud", [QUEUES], ids=["queues"])
 @pytest.mark.parametrize("finalizers", [(), ("example.com/keep",)], ids=["plain", "kept-by-a-finalizer"])
+@pytest.mark.field_case("FC-055", "FC-063")
 async def test_a_pod_deleted_while_it_is_gated_gives_everything_back(
     world: World, finalizers: tuple[str, ...]
 ):
@@ -191,6 +192,7 @@ async def test_a_pod_deleted_while_it_is_gated_gives_everything_back(
 
 
 @pytest.mark.behaviour(29, 301)
+@pytest.mark.field_case("FC-006")
 async def test_a_pod_deleted_while_its_order_is_on_its_way_leaves_no_machine(world: World):
     await world.make_pool()
     held = await world.one.pause(verb="create", when="after")

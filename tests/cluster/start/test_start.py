@@ -164,6 +164,7 @@ async def test_kinds_that_the_cluster_does_not_serve_are_named(tmp_path: Path):
     assert missing == [f"{kind}.{keys.GROUP}" for kind in ("nodepools", "nodeclaims", "cloudpodbindings")]
 
 
+@pytest.mark.field_case("FC-105")
 async def test_the_rights_that_are_asked_for_are_enough(
     account,
     cluster: Cluster,
@@ -227,6 +228,7 @@ async def test_the_rights_that_are_asked_for_are_enough(
                 )
 
 
+@pytest.mark.field_case("FC-121")
 async def test_a_replica_that_does_not_lead_knows_what_is_sold_and_lists_no_machines(
     cluster: Cluster, kubectl: Kubectl, our_kinds: None, system: str, database_url: str, tmp_path: Path
 ):

@@ -395,6 +395,7 @@ async def a_rental_here(engine: AsyncEngine) -> None:
         )
 
 
+@pytest.mark.field_case("FC-024")
 async def test_orphans_14_a_provider_with_claims_cannot_be_left_out(nebula: Nebula, engine: AsyncEngine):
     fine = await nebula("orphans", "check-providers")
     await a_rental(engine, uid=str(uuid4()), provider="dropped")

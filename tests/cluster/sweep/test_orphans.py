@@ -298,6 +298,7 @@ async def test_orphans_15_a_claim_whose_finalizer_was_removed_by_hand_gives_its_
 
 
 @pytest.mark.slow
+@pytest.mark.field_case("FX-01")
 async def test_orphans_16_a_terminate_that_fails_for_long_is_told_and_never_given_up(world: World):
     async with world.leading() as term:
         claim = await world.claim()
@@ -328,6 +329,7 @@ async def test_orphans_17_18_a_machine_that_stopped_and_still_bills_is_told(worl
         assert row["usd_per_hour"] == 4
 
 
+@pytest.mark.field_case("FC-021")
 async def test_orphans_19_a_machine_deleted_in_the_console_is_told_and_its_run_closed(
     world: World,
 ):

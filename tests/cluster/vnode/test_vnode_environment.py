@@ -68,6 +68,7 @@ def digests(**values: str) -> dict[str, str]:
 
 
 @pytest.mark.behaviour(224, 225, 226, 231, 232, 235, 236, 240)
+@pytest.mark.field_case("FC-127")
 async def test_the_whole_environment_arrives_and_each_object_was_read_once(world: World) -> None:
     await a_secret(world, "db", user="u", password="p")
     await a_config_map(world, "conf", MODE="fast", LEVEL="1")
@@ -121,6 +122,7 @@ async def test_the_whole_environment_arrives_and_each_object_was_read_once(world
     ],
     ids=["secret", "config-map", "key-of-a-secret", "key-of-a-config-map"],
 )
+@pytest.mark.field_case("FC-130")
 async def test_what_is_missing_is_named_in_a_kubelets_words_and_waited_for(
     world: World, origin: dict[str, Any], words: str
 ) -> None:
@@ -249,6 +251,7 @@ async def test_a_private_image_is_pulled_with_the_pods_secret(world: World) -> N
 
 
 @pytest.mark.parametrize("scenario", [PRIVATE], ids=["private-registry"])
+@pytest.mark.field_case("FC-125")
 async def test_a_private_image_is_pulled_with_the_secret_of_the_pods_service_account(world: World) -> None:
     await a_pull_secret(world, "registry")
     accounts = f"/api/v1/namespaces/{world.namespace}/serviceaccounts"
@@ -266,6 +269,7 @@ async def test_a_private_image_is_pulled_with_the_secret_of_the_pods_service_acc
 
 
 @pytest.mark.parametrize("scenario", [PRIVATE], ids=["private-registry"])
+@pytest.mark.field_case("FC-008")
 async def test_an_image_that_cannot_be_pulled_fails_the_pod_with_the_reason_and_its_machine_goes(
     world: World,
 ) -> None:
@@ -282,6 +286,7 @@ async def test_an_image_that_cannot_be_pulled_fails_the_pod_with_the_reason_and_
     assert "access denied" in failed["status"]["message"]
 
 
+@pytest.mark.field_case("FC-125")
 async def test_a_missing_pull_secret_is_told_and_a_public_image_runs(world: World) -> None:
     async with world.running():
         pod = await world.pod(imagePullSecrets=[{"name": "gone"}])
@@ -290,6 +295,7 @@ async def test_a_missing_pull_secret_is_told_and_a_public_image_runs(world: Worl
         await world.until_event(pod, "FailedToRetrieveImagePullSecret")
 
 
+@pytest.mark.field_case("FC-125")
 async def test_a_pull_secret_that_holds_no_login_rents_nothing(world: World) -> None:
     await a_secret(world, "registry", anything="x")
     async with world.running():
@@ -341,6 +347,7 @@ QUOTING = f"bad env TOKEN={PASSWORD}"
 
 
 @pytest.mark.parametrize("restarted", [False, True], ids=["same-process", "after-a-restart"])
+@pytest.mark.field_case("FC-077", "FC-101")
 async def test_what_a_cloud_says_later_is_shown_without_what_came_from_a_secret(
     world: World, restarted: bool
 ) -> None:

@@ -1,6 +1,7 @@
 """The Node object and its Lease, on a real API server with its own controllers at work."""
 
 import asyncio
+import re
 from datetime import datetime
 from typing import Any
 
@@ -15,6 +16,15 @@ from app.kube.errors import Conflict
 from app.vnode.node import CAPACITY
 from app.vnode.retire import Retirement
 from tests.cluster.vnode.vnode_world import DEADLINE_S, World, is_ready
+
+# How autoscalers and cloud controllers recognise their own machines: AWS, GCE, Azure, Cluster API, Hetzner.
+OTHERS_PROVIDER_IDS = (
+    r"^aws:///[-0-9a-z]*/[-0-9a-z]*(/[-0-9a-z.]*)?$",
+    r"^gce://[^/]+/[^/]+/[^/]+$",
+    r"^azure:///subscriptions/",
+    r"^(kubemark|openstack|vsphere|metal3|capi)://",
+    r"^(hcloud|hrobot)://",
+)
 
 
 async def node(world: World) -> Obj | None:
@@ -35,6 +45,7 @@ def _untrusted(found: Obj) -> bool:
 
 
 @pytest.mark.behaviour(111, 117)
+@pytest.mark.field_case("FC-040", "FC-050")
 async def test_the_node_of_an_account_has_room_for_any_pod_and_a_taint_that_keeps_others_off(
     world: World,
 ) -> None:
@@ -45,7 +56,9 @@ async def test_the_node_of_an_account_has_room_for_any_pod_and_a_taint_that_keep
     assert labels.items() >= keys.node_labels(world.provider).items()
     assert labels[keys.INSTALLATION_LABEL] == world.installation
     assert labels["node.kubernetes.io/exclude-disruption"] == "true"
+    assert labels["node.kubernetes.io/exclude-from-external-load-balancers"] == "true"
     assert found["spec"]["providerID"] == f"nebula://{world.provider}/default"
+    assert not any(re.match(form, found["spec"]["providerID"]) for form in OTHERS_PROVIDER_IDS)
     assert keys.node_taint(world.provider) in found["spec"]["taints"]
     assert status["capacity"] == status["allocatable"] == dict(CAPACITY)
     assert "addresses" not in status
@@ -98,9 +111,12 @@ async def test_the_status_is_written_again_when_its_time_has_come(world: World) 
         await world.until_true(later)
 
 
+@pytest.mark.field_case("FC-047")
 async def test_a_node_that_somebody_deletes_is_made_again_and_its_lease_follows(world: World) -> None:
     async with world.running(node_lease_s=0.2):
         old = await ready(world)
+        pod = await world.pod()
+        before = await world.until_ready(pod)
         await world.kube.delete(paths.node(world.node))
 
         async def made_again() -> Obj | None:
@@ -115,6 +131,11 @@ async def test_a_node_that_somebody_deletes_is_made_again_and_its_lease_follows(
             return [owner["uid"] for owner in owners] == [new["metadata"]["uid"]]
 
         await world.until_true(owned)
+        after = await world.see(pod)
+
+    assert after is not None
+    assert after["status"] == before["status"]
+    assert len(await world.cloud.machines()) == 1
 
 
 @pytest.mark.behaviour(113)
@@ -281,6 +302,7 @@ async def test_a_new_leader_keeps_the_moment_since_when_a_cloud_is_silent(world:
 
 
 @pytest.mark.behaviour(111)
+@pytest.mark.field_case("FC-052")
 async def test_the_node_of_a_former_provider_goes_when_no_pod_and_no_claim_needs_it(world: World) -> None:
     async with world.running():
         await ready(world)

@@ -149,6 +149,7 @@ async def test_a_slow_boot_is_shown_and_told_once(world: World) -> None:
 
 
 @pytest.mark.behaviour(120, 164, 165)
+@pytest.mark.field_case("FC-006", "FC-055")
 async def test_a_pod_is_deleted_while_its_create_has_no_answer_yet(world: World) -> None:
     async with world.running(call_timeout_s=60.0):
         held = await world.cloud.pause(verb="create", when="after")
@@ -169,9 +170,10 @@ async def test_a_pod_is_deleted_while_its_create_has_no_answer_yet(world: World)
 @pytest.mark.behaviour(415, 416, 419)
 @pytest.mark.parametrize(
     ("code", "phase", "shown"),
-    [(0, "Succeeded", "Completed"), (3, "Failed", "Error")],
-    ids=["success", "failure"],
+    [(0, "Succeeded", "Completed"), (3, "Failed", "Error"), (137, "Failed", "Error")],
+    ids=["success", "failure", "out-of-memory"],
 )
+@pytest.mark.field_case("FC-008")
 async def test_a_workload_that_exits_ends_its_pod_by_its_code_and_its_machine_goes(
     world: World, code: int, phase: str, shown: str
 ) -> None:
@@ -191,6 +193,7 @@ async def test_a_workload_that_exits_ends_its_pod_by_its_code_and_its_machine_go
 
 @pytest.mark.behaviour(416)
 @pytest.mark.parametrize("scenario", [SMALL | {"completion": "ended"}], ids=["a-cloud-that-tells-no-code"])
+@pytest.mark.field_case("FC-061")
 async def test_an_end_without_a_code_is_never_a_success(world: World) -> None:
     async with world.running():
         pod = await world.pod()
@@ -204,6 +207,7 @@ async def test_an_end_without_a_code_is_never_a_success(world: World) -> None:
 
 
 @pytest.mark.behaviour(417)
+@pytest.mark.field_case("FC-072")
 async def test_a_reclaimed_spot_machine_is_a_disruption(world: World) -> None:
     async with world.running():
         pod = await world.pod(claim={"capacityType": "Spot"})
@@ -217,6 +221,7 @@ async def test_a_reclaimed_spot_machine_is_a_disruption(world: World) -> None:
 
 
 @pytest.mark.behaviour(182, 199)
+@pytest.mark.field_case("FC-021", "FC-072")
 async def test_a_machine_that_vanished_ends_its_pod_without_a_guess_at_the_cause(world: World) -> None:
     async with world.running():
         pod = await world.pod()

@@ -15,6 +15,7 @@ async def sold_out(world: World) -> None:
 
 
 @pytest.mark.behaviour(139, 141, 392)
+@pytest.mark.field_case("FC-077")
 async def test_a_refused_pod_fails_with_the_clouds_own_words_and_stays_when_nobody_replaces_it(
     world: World,
 ) -> None:
@@ -115,6 +116,7 @@ async def test_a_refusal_blocks_the_candidate(world: World) -> None:
 
 
 @pytest.mark.behaviour(408)
+@pytest.mark.field_case("FC-104")
 async def test_a_pod_without_a_claim_gets_config_error_and_nothing_is_rented(world: World) -> None:
     async with world.running():
         pod = await world.pod(claimed=False)
@@ -148,6 +150,7 @@ async def test_a_claim_for_another_account_rents_nothing_here(world: World) -> N
     assert await world.cloud.creates() == {}
 
 
+@pytest.mark.field_case("FC-055")
 async def test_a_pod_without_a_claim_is_let_go_at_once(world: World) -> None:
     async with world.running():
         pod = await world.pod(claimed=False)
@@ -211,6 +214,7 @@ async def test_an_unanswered_order_ends_the_pod_after_the_pools_time_and_its_mac
     assert len(await world.cloud.machines()) == 1
 
 
+@pytest.mark.field_case("FC-051")
 async def test_a_daemon_sets_pod_is_left_alone_but_can_be_deleted(world: World) -> None:
     labels = {"app": "daemon"}
     daemons = f"/apis/apps/v1/namespaces/{world.namespace}/daemonsets"
@@ -248,6 +252,7 @@ async def test_a_daemon_sets_pod_is_left_alone_but_can_be_deleted(world: World) 
 
 
 @pytest.mark.behaviour(104, 408, 409)
+@pytest.mark.field_case("FC-104")
 async def test_a_pod_that_came_without_opting_in_rents_nothing(world: World) -> None:
     async with world.running():
         pod = await world.pod(labels={"app": "sneaky"}, claimed=False)

@@ -47,6 +47,7 @@ async def delete(world: World, pod: Obj, **options: Any) -> None:
 
 
 @pytest.mark.parametrize(("policy", "code"), [("Always", 0), ("Always", 3), ("OnFailure", 3)])
+@pytest.mark.field_case("FX-09")
 async def test_a_workload_that_its_policy_restarts_runs_again_on_the_same_machine(
     world: World, policy: str, code: int
 ) -> None:
@@ -259,6 +260,7 @@ async def test_a_workload_found_dead_that_may_not_run_again_is_ended(world: Worl
 
 
 @pytest.mark.behaviour(160, 396)
+@pytest.mark.field_case("FC-053")
 async def test_a_deleted_workload_ends_by_itself_within_its_grace(world: World) -> None:
     async with world.running():
         pod = await world.pod(finalizers=("tests.local/keep",), terminationGracePeriodSeconds=600)
@@ -288,6 +290,7 @@ async def test_a_workload_that_answers_a_stop_with_0_has_succeeded(world: World)
     assert state_of(over)["terminated"]["exitCode"] == 0
 
 
+@pytest.mark.field_case("FC-053")
 async def test_a_workload_that_does_not_stop_runs_until_its_grace_is_over(world: World) -> None:
     async with world.running():
         pod = await world.pod(terminationGracePeriodSeconds=2)
@@ -304,6 +307,7 @@ async def test_a_workload_that_does_not_stop_runs_until_its_grace_is_over(world:
 
 
 @pytest.mark.behaviour(162)
+@pytest.mark.field_case("FC-053")
 async def test_a_grace_that_gets_shorter_is_noticed(world: World) -> None:
     async with world.running():
         pod = await world.pod(terminationGracePeriodSeconds=3600)
@@ -319,6 +323,7 @@ async def test_a_grace_that_gets_shorter_is_noticed(world: World) -> None:
 
 
 @pytest.mark.behaviour(166)
+@pytest.mark.field_case("FC-053")
 async def test_a_force_deleted_pods_machine_goes_without_a_grace(world: World) -> None:
     async with world.running():
         pod = await world.pod(terminationGracePeriodSeconds=3600)
@@ -332,6 +337,7 @@ async def test_a_force_deleted_pods_machine_goes_without_a_grace(world: World) -
         await world.until_gone(pod)
 
 
+@pytest.mark.field_case("FC-053")
 async def test_a_hook_that_sleeps_is_waited_for_before_the_stop(world: World) -> None:
     hook = {"preStop": {"sleep": {"seconds": 2}}}
     async with world.running():
@@ -353,6 +359,7 @@ async def test_a_hook_that_sleeps_is_waited_for_before_the_stop(world: World) ->
 # --- deadlines -----------------------------------------------------------------------------------
 
 
+@pytest.mark.field_case("FC-066")
 async def test_a_pod_past_its_deadline_fails_and_its_machine_goes(world: World) -> None:
     async with world.running():
         pod = await world.pod(activeDeadlineSeconds=2)

@@ -19,9 +19,10 @@ from tests.support import postgres
 from tests.support.clouds import SMALL, FakeCloud
 from tests.support.cluster import Kubectl
 
+NO_IMAGE = "registry.example.com/missing:1"
 SCENARIOS = {
     "again": SMALL | {"restarts": True},
-    "once": SMALL | {"restarts": False, "account": "acct-2"},
+    "once": SMALL | {"restarts": False, "account": "acct-2", "images": {"missing": [NO_IMAGE]}},
 }
 
 

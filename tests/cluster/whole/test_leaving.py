@@ -109,6 +109,7 @@ async def test_the_selftest_says_what_is_wrong_without_webhooks(installed: Insta
     assert "admission does not gate an opted-in Pod" in done.stderr
 
 
+@pytest.mark.field_case("FC-056", "FC-118")
 async def test_an_uninstall_is_refused_with_price_and_ways_on_while_something_is_rented(
     installed: Installed,
 ) -> None:
@@ -127,6 +128,7 @@ async def test_an_uninstall_is_refused_with_price_and_ways_on_while_something_is
     assert [one["metadata"]["name"] for one in await owners.ready()] == [pod["metadata"]["name"]]
 
 
+@pytest.mark.field_case("FC-118")
 async def test_a_drain_evicts_and_waits_until_every_machine_is_gone(installed: Installed) -> None:
     owners = installed.owners
     await owners.deployment("serve", "once")
@@ -143,6 +145,7 @@ async def test_a_drain_evicts_and_waits_until_every_machine_is_gone(installed: I
     assert await installed.replicas(name) == 0
 
 
+@pytest.mark.field_case("FC-052")
 async def test_abandon_lets_the_machines_live_and_takes_all_of_ours_from_the_cluster(
     installed: Installed,
 ) -> None:
@@ -173,6 +176,7 @@ async def test_abandon_needs_the_controllers_deployment(installed: Installed) ->
     assert "a controller that runs would end them" in done.stderr
 
 
+@pytest.mark.field_case("FC-095")
 async def test_the_databases_secret_is_made_once_and_kept(installed: Installed) -> None:
     name = f"db-{uuid4().hex[:6]}"
     first = await installed.nebula("setup", "database-secret", "--name", name)

@@ -36,6 +36,7 @@ async def test_a_job_that_restarts_on_failure_does_so_on_its_machine_and_complet
     await owners.until_none_alive()
 
 
+@pytest.mark.field_case("FC-060")
 async def test_a_pod_failure_policy_reads_the_exit_code_and_ends_the_job_at_once(owners: Owners) -> None:
     rule = {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [42]}}
     await owners.job("strict", "once", podFailurePolicy={"rules": [rule]}, backoffLimit=6)
@@ -51,6 +52,7 @@ async def test_a_pod_failure_policy_reads_the_exit_code_and_ends_the_job_at_once
 
 
 @pytest.mark.behaviour(417)
+@pytest.mark.field_case("FC-060")
 async def test_a_reclaim_is_not_held_against_a_job_that_says_so(owners: Owners) -> None:
     """``backoffLimit: 0``: the first failure that counts would end the Job."""
     rule = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
@@ -90,6 +92,7 @@ async def test_a_job_that_replaces_only_failed_pods_waits_until_the_old_one_is_o
 # --- Deployments ---------------------------------------------------------------------------------
 
 
+@pytest.mark.field_case("FC-059")
 async def test_a_crash_loop_buys_no_second_machine(owners: Owners) -> None:
     await owners.deployment("loop", "again", env={"FAKE_EXIT_AFTER_S": "0.2", "FAKE_EXIT_CODE": "3"})
 
@@ -109,6 +112,7 @@ async def test_a_crash_loop_buys_no_second_machine(owners: Owners) -> None:
     assert "CrashLoopBackOff" in await owners.kubectl("get", "pods")
 
 
+@pytest.mark.field_case("FC-059")
 async def test_where_no_workload_can_start_again_each_next_machine_is_waited_for(owners: Owners) -> None:
     await owners.deployment("loop", "once", env={"FAKE_EXIT_AFTER_S": "0.2", "FAKE_EXIT_CODE": "3"})
 
@@ -149,6 +153,7 @@ async def test_a_reclaimed_pod_of_a_deployment_is_replaced_at_once_on_a_new_mach
 # --- StatefulSets --------------------------------------------------------------------------------
 
 
+@pytest.mark.field_case("FC-009", "FC-028", "FC-062")
 async def test_two_incarnations_of_an_ordinal_never_run_at_once(owners: Owners) -> None:
     spec = {
         "serviceName": "none",
@@ -221,11 +226,13 @@ async def _evict(owners: Owners, pod: dict) -> bool:  # type: ignore[type-arg]
     return done.returncode == 0
 
 
+@pytest.mark.field_case("FC-058")
 async def test_a_drained_node_gets_its_pods_evicted_and_no_new_ones_until_it_is_uncordoned(
     owners: Owners,
 ) -> None:
     await owners.deployment("serve", "again")
     (pod,) = await owners.ready()
+    await owners.clouds["again"].set_life(stop_s=1)
 
     await owners.kubectl("drain", keys.node_name("again"), "--ignore-daemonsets", "--timeout=60s")
     waiting = await owners.until(
@@ -239,8 +246,11 @@ async def test_a_drained_node_gets_its_pods_evicted_and_no_new_ones_until_it_is_
     (back,) = await owners.ready()
 
     assert waiting["metadata"]["uid"] == back["metadata"]["uid"] != pod["metadata"]["uid"]
+    (drained,) = [one for one in await owners.machines() if one["id"] == instance_of(pod)]
+    assert (drained["stops"], drained["exit_code"]) == (1, 143)  # it ended by itself, within its grace
 
 
+@pytest.mark.field_case("FC-056")
 async def test_a_deleted_namespace_takes_its_machines_with_it(owners: Owners) -> None:
     await owners.deployment("serve", "again", replicas=2)
     await owners.job("work", "once")
@@ -252,6 +262,7 @@ async def test_a_deleted_namespace_takes_its_machines_with_it(owners: Owners) ->
 
 
 @pytest.mark.behaviour(166)
+@pytest.mark.field_case("FC-007")
 async def test_a_force_deleted_pods_machine_is_ended(owners: Owners) -> None:
     pod = owners.template("again")
     pod["metadata"]["name"] = "bare"
@@ -265,6 +276,7 @@ async def test_a_force_deleted_pods_machine_is_ended(owners: Owners) -> None:
 
 
 @pytest.mark.behaviour(167)
+@pytest.mark.field_case("FC-007")
 async def test_a_pod_force_deleted_while_nobody_looks_is_ended_after_the_restart(owners: Owners) -> None:
     pod = owners.template("again")
     pod["metadata"]["name"] = "bare"
@@ -279,6 +291,7 @@ async def test_a_pod_force_deleted_while_nobody_looks_is_ended_after_the_restart
     await owners.until_none_alive()
 
 
+@pytest.mark.field_case("FC-063")
 async def test_somebody_elses_finalizer_keeps_the_pod_but_not_the_machine(owners: Owners) -> None:
     pod = owners.template("again")
     pod["metadata"] |= {"name": "kept", "finalizers": ["tests.local/keep"]}
@@ -297,6 +310,7 @@ async def test_somebody_elses_finalizer_keeps_the_pod_but_not_the_machine(owners
 # --- the node ------------------------------------------------------------------------------------
 
 
+@pytest.mark.field_case("FC-051")
 async def test_a_daemonset_that_tolerates_everything_rents_nothing_and_can_be_deleted(owners: Owners) -> None:
     template = owners.template("again", tolerations=[{"operator": "Exists"}])
     template["metadata"]["labels"] = {"app": "owners"}

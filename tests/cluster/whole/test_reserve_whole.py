@@ -69,6 +69,7 @@ def all_blocked(pods: list[Obj]) -> bool:
 
 
 @pytest.mark.behaviour(31, 141)
+@pytest.mark.field_case("FC-059")
 async def test_while_all_clouds_are_full_every_kind_of_pod_waits_and_the_same_pods_run_afterwards(
     reserving: Owners,
 ) -> None:
@@ -89,6 +90,7 @@ async def test_while_all_clouds_are_full_every_kind_of_pod_waits_and_the_same_po
     await reserving.kubectl("wait", "--for=condition=Complete", "job/train", "--timeout=60s")
 
 
+@pytest.mark.field_case("FC-019", "FC-055")
 async def test_pods_that_are_deleted_while_they_wait_leave_nothing(reserving: Owners) -> None:
     await create_all(reserving)
     await reserving.until(all_blocked, what="four Pods that wait")

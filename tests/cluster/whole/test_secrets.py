@@ -175,6 +175,7 @@ def a_pod(name: str, *, owned: bool = True, **changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.behaviour(144, 233, 238)
+@pytest.mark.field_case("FC-101")
 async def test_what_came_from_a_secret_is_in_no_log_no_row_and_no_object(world: World) -> None:
     await world.kubectl("create", "secret", "generic", "app", f"--from-literal=token={TOKEN}")
     await world.kubectl(

@@ -182,6 +182,7 @@ async def test_what_a_prepayment_covers_is_not_billed_with_its_rounding_or_late(
     assert (row["billed"], row["effective"]) == (10, 10)
 
 
+@pytest.mark.field_case("FX-11")
 async def test_a_quoted_price_of_nothing_is_not_believed_where_one_is_listed(books: Books):
     run = await books.run(meters=[gpu("0")])
     for query in (

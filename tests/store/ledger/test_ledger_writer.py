@@ -192,6 +192,7 @@ async def test_attribution_is_what_was_said_when_the_machine_was_rented(books: B
     assert labels["tags"] == {"team": "vision", "app": "x"}
 
 
+@pytest.mark.field_case("FC-081")
 async def test_cost_14_clocks_that_step_back_make_no_negative_interval(books: Books):
     run = await books.run(accepted_at=at(300), running_at=at(20), provider_created_at=None)
     await books.change(run, exited_at=at(10), terminate_asked_at=at(5), gone_at=at(2))
@@ -201,6 +202,7 @@ async def test_cost_14_clocks_that_step_back_make_no_negative_interval(books: Bo
         assert each["start"] < each["end"]
 
 
+@pytest.mark.field_case("FC-081")
 async def test_a_clouds_time_that_cannot_be_true_is_not_believed(books: Books):
     run = await books.run(provider_created_at=at(-86400))
     await books.tick()
@@ -209,6 +211,7 @@ async def test_a_clouds_time_that_cannot_be_true_is_not_believed(books: Books):
     assert (segment["start"], segment["confidence"]) == (T0, "estimated")
 
 
+@pytest.mark.field_case("FC-081")
 async def test_a_cloud_clock_that_is_off_is_shifted_as_a_whole(books: Books):
     run = await books.run(provider_created_at=at(90.25), clock_offset_s=90.0)
     await books.over(run, after_s=190.75)

@@ -200,6 +200,7 @@ def test_with_a_url_each_webhook_has_its_path_below_it():
 
 
 @pytest.mark.behaviour(11, 12)
+@pytest.mark.field_case("FC-103")
 def test_11_12_only_opted_in_pods_outside_the_system_s_namespaces_are_asked_about():
     for name in (keys.POD_MUTATING_WEBHOOK, keys.POD_VALIDATING_WEBHOOK):
         hook = webhooks_of()[name]

@@ -128,6 +128,7 @@ def test_an_offer_without_a_count_is_for_every_count():
         ({"ephemeral-storage": "2Ti"}, "ephemeral-storage"),
     ],
 )
+@pytest.mark.field_case("FC-039")
 def test_039_what_is_larger_than_any_machine_is_refused_by_its_field_and_the_largest_size(asked, field):
     """Field case FC-039: what can be used of a machine decides, not its nominal size."""
     rows = sells("acme", "H100", cpu=Decimal(192), memory_bytes=2000 * GIB, disk_bytes=1000 * GIB)
@@ -156,6 +157,7 @@ def test_039_a_machine_of_a_catalogue_whose_cloud_is_not_configured_may_hold_it(
     assert len(refusals(asking("h100", "8", limits={"memory": "1Ti"}), a_stock(acme=small))) == 1
 
 
+@pytest.mark.field_case("FC-039")
 def test_039_sizes_that_only_two_machines_have_are_not_had_by_one():
     rows = [
         *sells("acme", "H100", cpu=Decimal(8), memory_bytes=100 * GIB, region="a"),

@@ -54,6 +54,17 @@ def test_every_list_says_how_it_is_merged(kind):
 
 
 @BY_KIND
+def test_fc_120_a_crd_that_stays_behind_points_to_no_server(kind):
+    """A conversion webhook that is gone fails every list, and with it the cluster's garbage collection."""
+    spec = next(crd for crd in crds.load_crds() if crd["spec"]["names"]["kind"] == kind.kind)["spec"]
+
+    assert spec.get("conversion", {"strategy": "None"})["strategy"] == "None"
+    assert [version["name"] for version in spec["versions"] if version["storage"]] == [
+        spec["versions"][0]["name"]
+    ]
+
+
+@BY_KIND
 def test_every_rule_has_a_message(kind):
     for path, node in nodes(crds.structural_schema(kind)):
         assert all(rule.get("message") for rule in node.get("x-kubernetes-validations", ())), path

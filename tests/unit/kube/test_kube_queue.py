@@ -97,6 +97,7 @@ async def test_different_keys_are_worked_on_side_by_side():
         work.gate.set()
 
 
+@pytest.mark.field_case("FC-065")
 async def test_a_bad_key_backs_off_and_stops_nobody():
     queue, work = WorkQueue(base_delay_s=0.01, max_delay_s=0.02), Work()
     work.answers["bad"] = [RuntimeError("x"), RuntimeError("y")]

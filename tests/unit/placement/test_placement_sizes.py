@@ -39,6 +39,7 @@ def placed(request, account, *, pool=SPOT):
         ({"disk_bytes": 65 * GIB}, "ephemeral-storage 64Gi at most, and 65Gi is asked for"),
     ],
 )
+@pytest.mark.field_case("FC-039")
 def test_a_machine_with_too_little_of_one_thing_is_passed_over_for_good_and_says_of_what(asked, words):
     account = sized(offers("acme"), cpu=Decimal(192), memory_bytes=1000 * GIB, disk_bytes=64 * GIB)
 

@@ -2,9 +2,12 @@
 
 import asyncio
 
+import pytest
+
 from app.inventory.budget import CallBudget, Urgency
 
 
+@pytest.mark.field_case("FC-107")
 async def test_the_most_urgent_waiter_goes_first():
     budget = CallBudget(rate=50, burst=1)
     await budget.take(Urgency.LIST)

@@ -28,6 +28,7 @@ def an_identity(**changes: object) -> Identity:
     attempt=st.integers(min_value=1, max_value=9999),
     sequence=st.integers(min_value=1, max_value=999_999_999),
 )
+@pytest.mark.field_case("FC-026")
 def test_every_identity_survives_the_way_to_a_cloud_and_back(uid: UUID, attempt: int, sequence: int):
     identity = an_identity(
         installation=new_installation(), claim_uid=ClaimUid(str(uid)), attempt=attempt, sequence=sequence

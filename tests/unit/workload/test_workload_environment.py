@@ -131,6 +131,7 @@ def test_a_required_key_that_is_absent_has_a_message_of_its_own_and_no_value_of_
 
 
 @pytest.mark.behaviour(235)
+@pytest.mark.field_case("FC-127")
 def test_fields_are_those_of_the_pod_and_an_absent_label_is_an_empty_text():
     fields = {
         "NAME": "metadata.name",
@@ -219,6 +220,7 @@ def test_a_limit_that_only_a_nodes_capacity_could_stand_in_for_is_refused(refere
 @pytest.mark.parametrize(
     "path", ["status.podIP", "status.hostIP", "metadata.labels", "metadata.annotations", "spec.hostname"]
 )
+@pytest.mark.field_case("FC-127")
 def test_a_field_that_is_not_known_before_the_machine_runs_is_refused(path):
     (message,) = refusals(a_pod(a_container(env=[variable("A", fieldRef={"fieldPath": path})])))
 

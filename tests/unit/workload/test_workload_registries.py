@@ -46,6 +46,7 @@ def named(user):
         ("localhost", "localhost/app", True),
     ],
 )
+@pytest.mark.field_case("FC-123")
 def test_a_login_is_for_the_images_of_its_registry_and_for_no_others(where, image, found):
     assert (login(image, a_pull_secret({where: named("u")})) is not None) is found
 
@@ -59,6 +60,7 @@ def test_the_longest_path_wins_and_then_the_first_secret():
 
 
 @pytest.mark.parametrize("kind", ["kubernetes.io/dockerconfigjson", "kubernetes.io/dockercfg"])
+@pytest.mark.field_case("FC-123")
 def test_user_and_password_may_be_told_as_one(kind):
     auth = base64.b64encode(f"user:pass:{CANARY}".encode()).decode()
 
@@ -84,6 +86,7 @@ def test_an_entry_without_a_password_is_passed_over():
     ],
     ids=["another-type", "no-key", "no-json", "a-list", "a-text", "no-base64"],
 )
+@pytest.mark.field_case("FC-123")
 def test_a_secret_that_holds_no_logins_is_an_error_without_its_content(secret):
     with pytest.raises(BadPullSecret) as caught:
         entries(secret)

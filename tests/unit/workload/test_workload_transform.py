@@ -108,6 +108,7 @@ def test_a_port_named_twice_is_one_port():
         ("$()", "$()"),
     ],
 )
+@pytest.mark.field_case("FC-037")
 def test_references_are_expanded_as_on_a_node(text, expanded):
     env = [{"name": "A", "value": "one"}, {"name": "B", "value": "$$(A)"}]
     pod = a_pod(a_container(env=env, command=[text], args=[text]))
