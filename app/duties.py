@@ -7,6 +7,7 @@ nobody: its work would just not be done any more, in a process that looks health
 import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from prometheus_client import Gauge
@@ -20,6 +21,10 @@ STALE_S = 300.0
 SILENCE = Gauge(
     "nebula_watch_silence_seconds", "Since anything was heard by a watch of the leader.", ["watch"]
 )
+
+
+def _silent_s(cache: Cache) -> float:
+    return cache.silent_s
 
 
 class DutyEnded(Exception):
@@ -46,7 +51,7 @@ class Watches:
     def of_a_term(self, caches: Sequence[Cache]) -> Iterator[None]:
         self._caches = tuple(caches)
         for cache in caches:
-            SILENCE.labels(watch=cache.path).set_function(lambda cache=cache: cache.silent_s)
+            SILENCE.labels(watch=cache.path).set_function(partial(_silent_s, cache))
         try:
             yield
         finally:

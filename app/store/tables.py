@@ -367,7 +367,9 @@ class Block(Base):
         comment="an invalid request blocks no offering: it blocks this owner's template until it changes"
     )
     everything: Mapped[bool] = mapped_column(Boolean, server_default=text("false"))
-    kind: Mapped[str] = mapped_column(comment="capacity, quota, auth, unsupported, invalid, price or unknown")
+    kind: Mapped[str] = mapped_column(
+        comment="capacity, quota, auth, unsupported, invalid, price, unknown, or start: it came to nothing"
+    )
     message: Mapped[str]
     pool: Mapped[str]
     pod_namespace: Mapped[str]

@@ -159,6 +159,32 @@ async def test_a_read_only_server_is_unavailable_for_writes_alone(own_server: De
     assert caught.value.sqlstate == "25006"
 
 
+async def test_fc_094_connections_that_stay_on_a_demoted_server_are_given_up_and_not_kept(
+    database_url: str,
+) -> None:
+    """It answers reads and refuses writes for as long as anybody asks it; new connections are led away."""
+    async with engine_on(database_url, pool_size=3) as engine:
+        async with begin(engine) as conn:
+            await conn.execute(text("create table it (n integer)"))
+
+        async def demote(_: int) -> object:
+            async with connect(engine) as conn:
+                await conn.execute(text("set session characteristics as transaction read only"))
+                await conn.commit()
+                await conn.execute(text("select pg_sleep(0.1)"))  # so that each of the pool is one of them
+                return (await conn.execute(text("select pg_backend_pid()"))).scalar_one()
+
+        pinned = set(await asyncio.gather(*map(demote, range(3))))
+        for number in range(3):
+            with pytest.raises(StoreUnavailable) as caught:
+                await ask(engine, f"insert into it values ({number}) returning n")
+            assert caught.value.sqlstate == "25006"
+
+        assert len(pinned) == 3
+        assert await ask(engine, "insert into it values (4) returning n") == 4
+        assert await pid(engine) not in pinned
+
+
 @pytest.mark.field_case("FC-097")
 async def test_a_server_without_a_free_connection_is_unavailable(own_server: DevPostgres) -> None:
     with psycopg.connect(own_server.dsn, autocommit=True) as admin:

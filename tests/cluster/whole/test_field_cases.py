@@ -1,4 +1,4 @@
-"""The whole controller in the situations that cost other people money or sleep. Numbers are the field cases'."""
+"""The whole controller where it cost other people money or sleep. Numbers are the field cases'."""
 
 import asyncio
 import os
@@ -65,7 +65,7 @@ async def test_fx_07_a_job_deleted_while_its_lost_machine_is_replaced_leaves_non
 
 
 async def test_fc_059_a_deployment_whose_image_cannot_be_pulled_makes_no_endless_pods(owners: Owners) -> None:
-    """Each try is a machine that is paid for: the next Pods wait, longer each time, gated and free of cost."""
+    """Each try is a machine that is paid for: the next Pods wait, longer each time, gated and free."""
     template = owners.template("once")
     template["spec"]["containers"][0]["image"] = NO_IMAGE
     spec = {"replicas": 3, "selector": {"matchLabels": {"app": "owners"}}, "template": template}
@@ -199,7 +199,7 @@ async def test_fc_062_an_ordinal_that_goes_and_comes_back_at_once_never_runs_twi
 async def test_fc_109_fc_044_many_pods_up_and_down_leave_nothing_and_the_controller_does_not_grow(
     owners: Owners,
 ) -> None:
-    """With calls that fail or are slow, and one kill on the way up. Then twice more, and sizes are compared."""
+    """With calls that fail or are slow, and one kill on the way up. Then twice more, to compare sizes."""
     once = owners.clouds["once"]
     await owners.deployment("many", "once", replicas=0)
     for verb, kind in (("create", "lost"), ("create", "status"), ("terminate", "status"), ("get", "status")):
