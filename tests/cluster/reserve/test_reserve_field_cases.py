@@ -16,6 +16,7 @@ from tests.support.composed import until
 
 pytestmark = pytest.mark.slow
 
+GATE = keys.SCHEDULING_GATE
 BOOTS = SMALL | {"life": {"boot_s": 3600}}
 
 
@@ -49,10 +50,11 @@ async def test_fc_065_one_bad_object_of_each_kind_stops_none_of_the_others(world
     await world.one.plant(name="", region="r1")
     await world.one.plant(name="nb-\N{SNOWMAN}" + "x" * 300, region="r1")
 
+    dear = await world.pod("dear")
+    annotations = {"metadata": {"annotations": {"cloud.aibrix.ai/max-price": "two"}}}
+    await world.kube.patch(path_of(dear), annotations, kind="merge")
+
     async with world.leading():
-        dear = await world.pod("dear")
-        annotations = {"metadata": {"annotations": {"cloud.aibrix.ai/max-price": "two"}}}
-        await world.kube.patch(path_of(dear), annotations, kind="merge")
         torn = await world.pod("torn")
         claim = {
             "apiVersion": keys.API_VERSION,
@@ -135,15 +137,17 @@ async def test_fc_068_a_shortage_is_asked_about_once_and_burdens_nobody_else(wor
         for pod in pods:
             await world.until_told(pod, "AllBlocked")
         asked = [sum((await cloud.creates()).values()) for cloud in world.clouds]
-        writes = len(leading.wire.writes)
+        claims = leading.wire.writes.count("POST nodeclaims")
         lists = (await world.one.truth())["calls"]["list"]
         await world.until_called(world.one, "list", times=lists + 10)
 
         assert [sum((await cloud.creates()).values()) for cloud in world.clouds] == asked
-        assert len(leading.wire.writes) == writes
-        other = await world.pod("other", resources={"limits": {"cpu": "1"}})
+        assert leading.wire.writes.count("POST nodeclaims") == claims
+        other = await world.pod("other", resources={"limits": {"cpu": "1"}}, gates=("tests/hold", GATE))
         labels = {"metadata": {"labels": {keys.ACCELERATOR_TYPE_LABEL: None}}}
         await world.kube.patch(path_of(other), labels, kind="merge")
+        gates = {"spec": {"schedulingGates": [{"name": GATE}]}}
+        await world.kube.patch(path_of(other), gates, kind="merge")
         await world.until_running(other)
 
         for cloud in world.clouds:
