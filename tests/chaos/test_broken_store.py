@@ -67,6 +67,7 @@ def url_through(proxy: Proxy, world: World) -> str:
     return f"postgresql://{store_faults.ROLE}@127.0.0.1:{proxy.port}/{world.database}?sslmode=disable"
 
 
+@pytest.mark.field_case("FC-094", "FC-097")
 async def test_a_store_that_cannot_be_used_changes_no_pod_and_rents_nothing_and_ends_go_on(
     world: World, proxy: Proxy
 ):

@@ -14,6 +14,7 @@ PODS = 6
 @pytest.mark.parametrize(
     ("scenario", "seed"), [(CLOUD, 1), (TOKENS, 2)], ids=["tokens mean nothing", "tokens count"]
 )
+@pytest.mark.field_case("FC-057", "FC-109")
 async def test_kills_under_a_flaky_cloud_double_nothing_and_leave_nothing(
     world: World, scenario: dict[str, Any], seed: int
 ):

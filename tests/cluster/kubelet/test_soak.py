@@ -20,6 +20,7 @@ _POOLED = 40  # idle connections to the API server, the store and the clouds com
 
 
 @pytest.mark.slow
+@pytest.mark.field_case("FC-044")
 async def test_fc_114_two_hundred_torn_sessions_leave_no_socket_process_memory_or_work(
     bench: Bench, tmp_path: Path
 ):

@@ -17,8 +17,8 @@ from tests.support.composed import until
 pytestmark = pytest.mark.slow
 
 Obj = dict[str, Any]
-# A thousand Pods are 12 here; SOAK=1000 in the environment runs so many.
-MANY = int(os.environ.get("SOAK") or 12)
+# A thousand Pods are 8 here; SOAK=1000 in the environment runs so many.
+MANY = int(os.environ.get("SOAK") or 8)
 GROWTH_BYTES = 24 << 20
 POOLED = 40  # idle connections to the API server, the store and the clouds come and go
 
@@ -199,34 +199,23 @@ async def test_fc_062_an_ordinal_that_goes_and_comes_back_at_once_never_runs_twi
 async def test_fc_109_fc_044_many_pods_up_and_down_leave_nothing_and_the_controller_does_not_grow(
     owners: Owners,
 ) -> None:
-    """With calls that fail or are slow, and one kill on the way up. Then twice more, to compare sizes."""
-    once = owners.clouds["once"]
+    """Kills and faults on the way are `tests/chaos/test_random_kills.py`; here sizes are compared."""
     await owners.deployment("many", "once", replicas=0)
-    for verb, kind in (("create", "lost"), ("create", "status"), ("terminate", "status"), ("get", "status")):
-        await once.add_fault(kind, verb=verb, times=max(1, MANY // 20), skip=2)
-    await once.add_fault("slow", verb="list", delay_s=0.5, times=5)
-    await owners.kubectl("scale", "deployment/many", f"--replicas={MANY}")
-    await owners.until_machines(lambda all_: len(all_) >= MANY // 3, what="a third of them")
-    await asyncio.to_thread(owners.controller.kill)
-    await asyncio.to_thread(owners.controller.start)
-    await owners.ready(MANY)
-    await once.clear_faults()
-    await _down(owners)
 
     sizes = [await _up_and_down(owners) for _ in range(2)]
 
-    (_, *before), (_, *after) = sizes
+    before, after = sizes
     assert after[0] <= before[0] + POOLED
     assert after[1] <= before[1] + 2
     assert after[2] <= before[2] + GROWTH_BYTES
 
 
-async def _up_and_down(owners: Owners) -> tuple[int, int, int, int]:
+async def _up_and_down(owners: Owners) -> tuple[int, int, int]:
     await owners.kubectl("scale", "deployment/many", f"--replicas={MANY}")
     await owners.ready(MANY)
     await _down(owners)
     process = psutil.Process(owners.controller.pid)
-    return MANY, process.num_fds(), process.num_threads(), process.memory_info().rss
+    return process.num_fds(), process.num_threads(), process.memory_info().rss
 
 
 async def _down(owners: Owners) -> None:
