@@ -1,7 +1,6 @@
 """The whole controller where it cost other people money or sleep. Numbers are the field cases'."""
 
 import asyncio
-import os
 from typing import Any
 from uuid import uuid4
 
@@ -17,8 +16,7 @@ from tests.support.composed import until
 pytestmark = pytest.mark.slow
 
 Obj = dict[str, Any]
-# A thousand Pods are 8 here; SOAK=1000 in the environment runs so many.
-MANY = int(os.environ.get("SOAK") or 8)
+MANY = 8  # for a thousand
 GROWTH_BYTES = 24 << 20
 POOLED = 40  # idle connections to the API server, the store and the clouds come and go
 
