@@ -3,6 +3,7 @@
 For somebody's laptop and for tests; `app.cli.run` refuses it inside a cluster.
 """
 
+import asyncio
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from app.kube import paths
 from app.kube.client import Kube, Obj
 from app.kube.errors import Exists
 from app.kube.installation import installation_of
+from app.kube.preflight import missing_kinds
 from app.settings import ProviderEntry, Settings, entries_text
 from app.store.devserver import DevPostgres, NoServer, NotStarted, default_data_dir
 from app.store.engine import StoreUnavailable, connect, engine_of
@@ -25,6 +27,7 @@ from app.store.installation import get as recorded_in
 
 log = structlog.get_logger()
 CLOUD_START_S = 30.0
+KINDS_SERVED_S = 30.0
 LOOPBACK = "127.0.0.1"
 TOLD = "exports.json"  # what the last start has said to export
 
@@ -131,9 +134,18 @@ async def check_folder(kube: Kube, settings: Settings) -> None:
 
 
 async def prepare_cluster(kube: Kube, namespace: str) -> None:
-    """Apply the CRDs of this version and make the namespace."""
+    """Make the namespace, apply the CRDs of this version, and wait until they are served.
+
+    Raises:
+        NotBroughtUp: they were not served in time.
+    """
     with suppress(Exists):
         body: Obj = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}
         await kube.create(paths.namespaces(), body)
     for crd in load_crds():
         await kube.patch(paths.crd(crd["metadata"]["name"]), crd, kind="apply")
+    until = time.monotonic() + KINDS_SERVED_S
+    while missing := await missing_kinds(kube):
+        if time.monotonic() > until:
+            raise NotBroughtUp(f"the API server does not serve {', '.join(missing)}, which were just applied")
+        await asyncio.sleep(0.1)

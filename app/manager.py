@@ -38,6 +38,7 @@ from app.kubelet.server import Kubelet
 from app.ledger.budgets import Budgets
 from app.ledger.duty import Ledger
 from app.mirror.mirror import Mirror
+from app.placement.bindings import Bindings
 from app.placement.controller import Placement
 from app.placement.market import Adapters
 from app.provisioning.service import Provisioning
@@ -320,24 +321,25 @@ class Replica:
 
         Where claims were marked already, an empty database is one that has lost its rows: sweeps are held.
         """
-        remembered = await self._marked_claims(installation)
+        remembered, highest = await self._marked_claims(installation)
         async with begin(engine) as conn:
             made = await get_or_create(conn, new_id=installation)
             if remembered and made.id == installation:
                 reason = f"the database was empty, and {len(remembered)} NodeClaims had been rented for"
-                await hold(conn, f"{reason}, {remembered[0]} among them")
+                await hold(conn, f"{reason}, {remembered[0]} among them", sequence=highest)
                 log.error("the database was empty: sweeps are held", claims=len(remembered))
         return made.id
 
-    async def _marked_claims(self, installation: str) -> list[str]:
-        """The names of this installation's claims that something may have been rented for."""
+    async def _marked_claims(self, installation: str) -> tuple[list[str], int]:
+        """The names of this installation's claims that have a mark, and the highest of the marks."""
         of_ours = f"{keys.INSTALLATION_LABEL}={installation}"
-        return [
-            claim["metadata"]["name"]
+        marked = {
+            claim["metadata"]["name"]: mark
             async for page in self._kube.list_pages(paths.nodeclaims(), labelSelector=of_ours)
             for claim in page["items"]
-            if _marked(claim)
-        ]
+            if (mark := _marked(claim))
+        }
+        return list(marked), max(marked.values(), default=0)
 
     # --- what can be rented ---
 
@@ -462,6 +464,14 @@ class Replica:
             market=Adapters(accounts),
             now=kube.now,
         )
+        binder = Bindings(
+            kube=kube,
+            claims=claims,
+            bindings=bindings,
+            settings=settings,
+            installation=installation,
+            term=leadership,
+        )
         claim_keeper = Claims(
             kube=kube,
             claims=claims,
@@ -534,6 +544,7 @@ class Replica:
                         ("sweep", self._once_migrated(sweeper.run)),
                         ("vnode", vnodes.run()),
                         ("claims", claim_keeper.run()),
+                        ("bindings", self._once_migrated(binder.run)),
                         ("placement", self._place(placement, accounts, offerings, nodes)),
                         # Not before: one that was started with the wrong database must not draw the webhooks
                         # to itself.

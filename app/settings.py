@@ -283,6 +283,9 @@ class Settings(BaseModel):
     sweep_part_grace_s: Seconds = Field(
         86400.0, description="How long a key, template or group of ours may lie unused."
     )
+    sweep_volumes: Literal["keep", "delete"] = Field(
+        "keep", description="`delete`: a volume that was made for one claim goes with it; else it is told of."
+    )
     node_lease_s: Seconds = Field(10.0, description="How often a virtual node's Lease is renewed.")
     node_status_s: Seconds = Field(
         300.0, description="How often an unchanged virtual node's status is written."

@@ -2,7 +2,8 @@
 
 The API server calls us for opted-in Pods only, and never for those of its own namespaces or ours: nothing
 else in the cluster depends on us being there. An opted-in Pod does: without us it is refused rather than let
-through without a gate.
+through without a gate. A Pod that carries a label of ours and is not opted in is shown to us as well, for a
+warning that it may have been meant to be; it is created whether or not we answer.
 """
 
 from collections.abc import Sequence
@@ -23,6 +24,8 @@ from app.api.keys import (
     POD_MUTATING_WEBHOOK,
     POD_VALIDATING_PATH,
     POD_VALIDATING_WEBHOOK,
+    POD_WARNING_PATH,
+    POD_WARNING_WEBHOOK,
     UNMANAGED_NAMESPACES,
     VALIDATING_WEBHOOK_CONFIGURATION,
     VERSION,
@@ -33,6 +36,16 @@ Obj = dict[str, Any]
 PORT: Final = 443  # of the Service
 POD_TIMEOUT_S: Final = 10
 WARNING_TIMEOUT_S: Final = 3  # for an answer that can only warn
+BYSTANDER_TIMEOUT_S: Final = 1  # the same, about Pods that are none of our business
+
+# The API server's own look at a Pod's labels; what it does not match costs no call.
+_PRODUCT, _DOMAIN, _ = GROUP.split(".")
+ALMOST_OPTED_IN: Final = (
+    "has(object.metadata.labels) && object.metadata.labels.exists(key,"
+    f" key.startsWith('{_PRODUCT}.') || key.contains('{_DOMAIN}.'))"
+    f" && !('{ENABLED_LABEL}' in object.metadata.labels"
+    f" && object.metadata.labels['{ENABLED_LABEL}'] in ['{ENABLED}', 'false'])"
+)
 
 
 def configurations(*, namespace: str, url: str | None, service: str) -> list[Obj]:
@@ -77,6 +90,18 @@ def configurations(*, namespace: str, url: str | None, service: str) -> list[Obj
             ),
         ],
     }
+    warning_of_bystanders: Obj = {
+        "name": POD_WARNING_WEBHOOK,
+        "clientConfig": client(POD_WARNING_PATH),
+        "admissionReviewVersions": ["v1"],
+        "sideEffects": "None",
+        "failurePolicy": "Ignore",
+        "matchPolicy": "Equivalent",
+        "timeoutSeconds": BYSTANDER_TIMEOUT_S,
+        "namespaceSelector": about_pods["namespaceSelector"],
+        "matchConditions": [{"name": "almost-opted-in", "expression": ALMOST_OPTED_IN}],
+        "rules": [_rule("", "v1", ["pods"], operations=["CREATE"], scope="Namespaced")],
+    }
     warning_of_pools: Obj = {
         "name": NODE_POOL_VALIDATING_WEBHOOK,
         "clientConfig": client(NODE_POOL_VALIDATING_PATH),
@@ -90,7 +115,9 @@ def configurations(*, namespace: str, url: str | None, service: str) -> list[Obj
     return [
         _configuration("MutatingWebhookConfiguration", MUTATING_WEBHOOK_CONFIGURATION, [mutating]),
         _configuration(
-            "ValidatingWebhookConfiguration", VALIDATING_WEBHOOK_CONFIGURATION, [validating, warning_of_pools]
+            "ValidatingWebhookConfiguration",
+            VALIDATING_WEBHOOK_CONFIGURATION,
+            [validating, warning_of_pools, warning_of_bystanders],
         ),
     ]
 

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from app.admission import pools, rules
+from app.admission import pools, rules, spelling
 from app.admission.rules import Verdict
 from app.api.keys import (
     GROUP,
@@ -25,6 +25,7 @@ from app.api.keys import (
     NODE_POOL_VALIDATING_PATH,
     POD_MUTATING_PATH,
     POD_VALIDATING_PATH,
+    POD_WARNING_PATH,
 )
 from catalog.stock import Stock
 
@@ -75,6 +76,10 @@ def application(*, stock: Stock) -> Starlette:
             return rules.validate_subresource(review.obj, subresource=review.subresource)
         return rules.validate(review.obj, stock=stock) if review.operation == "CREATE" else rules.ALLOWED
 
+    def judge_bystander(review: Review) -> Verdict:
+        """Only about Pods that are not opted in, and only to warn."""
+        return Verdict(warnings=tuple(spelling.not_opted_in(review.obj["metadata"])))
+
     def judge_pool(review: Review) -> Verdict:
         return pools.warn_of_pool(review.obj, stock=stock)
 
@@ -82,6 +87,7 @@ def application(*, stock: Stock) -> Starlette:
         routes=[
             _route(POD_MUTATING_PATH, judge_new_pod, group="", kind="Pod"),
             _route(POD_VALIDATING_PATH, judge_final_pod, group="", kind="Pod"),
+            _route(POD_WARNING_PATH, judge_bystander, group="", kind="Pod"),
             _route(NODE_POOL_VALIDATING_PATH, judge_pool, group=GROUP, kind=NODE_POOL),
         ]
     )

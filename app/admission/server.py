@@ -66,6 +66,7 @@ class Admission:
         self._keeper = WebhookKeeper(
             kube,
             configurations(namespace=settings.namespace, url=self.url, service=settings.webhook_service),
+            namespace=settings.namespace,
             ca_bundle=lambda: self.certificates.ca_bundle,
         )
         self._application = application(stock=stock)

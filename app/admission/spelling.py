@@ -38,6 +38,24 @@ def misspelt(metadata: Mapping[str, Any]) -> list[str]:
     return found
 
 
+def not_opted_in(metadata: Mapping[str, Any]) -> list[str]:
+    """A warning where a Pod carries labels of ours and yet asks for nothing; none where it says so itself."""
+    labels = metadata.get("labels") or {}
+    said = labels.get(keys.ENABLED_LABEL)
+    if said in (keys.ENABLED, "false"):
+        return []
+    nothing = "no machine is rented for this Pod"
+    if said is not None:
+        return [f"{nothing}: label {keys.ENABLED_LABEL} is {said!r}, not {keys.ENABLED!r}"]
+    name = keys.ENABLED_LABEL.rpartition("/")[2]
+    for key in sorted(labels):
+        if key not in _LABELS and get_close_matches(key.rpartition("/")[2], [name], n=1, cutoff=_NEAR):
+            return [f"{nothing}: did you mean the label {keys.ENABLED_LABEL} by {key}?"]
+    if _ours(labels):
+        return [f"{nothing}: it has labels of {keys.GROUP}, but not {keys.ENABLED_LABEL}: {keys.ENABLED!r}"]
+    return []
+
+
 def _ours(found: Iterable[str]) -> list[str]:
     return sorted(key for key in found if key.startswith(f"{keys.GROUP}/"))
 

@@ -54,6 +54,9 @@ VAST_MACHINE_ID_ANNOTATION: Final = f"{AIBRIX_GROUP}/vast-machine-id"
 VAST_DISK_GB_ANNOTATION: Final = f"{AIBRIX_GROUP}/vast-disk-gb"
 VAST_OFFER_ID_ANNOTATION: Final = f"{AIBRIX_GROUP}/vast-offer-id"
 
+# Annotation of our webhook configurations: the namespace of the installation that they belong to.
+NAMESPACE_ANNOTATION: Final = f"{GROUP}/namespace"
+
 # Annotation of a NodeClaim: who the money is put down to, as the Pod said when it was placed.
 ATTRIBUTION_ANNOTATION: Final = f"{GROUP}/attribution"
 TEAM_LABELS: Final = (f"{GROUP}/team", "team", "app.kubernetes.io/team")
@@ -81,6 +84,8 @@ POD_MUTATING_WEBHOOK: Final = f"mpod-v1.{GROUP}"
 POD_MUTATING_PATH: Final = "/mutate--v1-pod"  # two hyphens: the core group is empty
 POD_VALIDATING_WEBHOOK: Final = f"vpod-v1.{GROUP}"
 POD_VALIDATING_PATH: Final = "/validate--v1-pod"
+POD_WARNING_WEBHOOK: Final = f"wpod-v1.{GROUP}"
+POD_WARNING_PATH: Final = "/warn--v1-pod"
 NODE_POOL_VALIDATING_WEBHOOK: Final = f"vnodepool-v1alpha1.{GROUP}"
 NODE_POOL_VALIDATING_PATH: Final = "/validate-nebula-inftyai-com-v1alpha1-nodepool"
 UNMANAGED_NAMESPACES: Final = ("kube-system", "kube-node-lease", "kube-public", SYSTEM_NAMESPACE)

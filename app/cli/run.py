@@ -76,10 +76,8 @@ def command(**flags: Any) -> None:
                 settings = stack.enter_context(bring_up(settings))
             except NotBroughtUp as error:
                 raise click.ClickException(str(error)) from None
-            # What the other commands need in another terminal.
-            click.echo(f"export NEBULA_DATABASE_URL='{settings.database_url}'")
-            click.echo(f"export NEBULA_PROVIDERS='{entries_text(settings.providers)}'")
         from app.inventory.accounts import BadOptions
+        from app.kube.webhooks import OtherInstallation
 
         try:
             asyncio.run(_run(settings))
@@ -87,6 +85,8 @@ def command(**flags: Any) -> None:
             raise _first(refused) from None
         except* BadOptions as refused:
             raise click.UsageError(str(_first(refused))) from None
+        except* OtherInstallation as refused:  # both have started at the same moment
+            raise click.ClickException(str(_first(refused))) from None
         except* OSError as refused:  # an address that somebody else listens on
             raise click.ClickException(str(_first(refused))) from None
         except* Exception as failures:
@@ -150,12 +150,17 @@ async def _run(settings: Settings) -> None:
             if settings.dev:
                 from app.dev import NotBroughtUp, check_folder, prepare_cluster
 
-                await prepare_cluster(kube, settings.namespace)
                 try:
+                    await prepare_cluster(kube, settings.namespace)
                     await check_folder(kube, settings)
                 except NotBroughtUp as error:
                     raise click.ClickException(str(error)) from None
             await _check_cluster(kube, settings)
+            if settings.dev:
+                # What the other commands need in another terminal. Not before our kinds are served: whoever
+                # sees these lines goes on with `kubectl apply`.
+                click.echo(f"export NEBULA_DATABASE_URL='{settings.database_url}'")
+                click.echo(f"export NEBULA_PROVIDERS='{entries_text(settings.providers)}'")
         except KubeError as error:
             hint = "; does --kubeconfig (KUBECONFIG) name the right cluster?" if error.status == 0 else ""
             raise click.ClickException(
@@ -168,6 +173,7 @@ async def _check_cluster(kube: "Kube", settings: Settings) -> None:
     """What would keep every Pod gated, said before anything starts."""
     from app.kube import paths
     from app.kube.preflight import missing_kinds, missing_rights
+    from app.kube.webhooks import other_installation
 
     problems = []
     if rights := await missing_rights(kube, namespace=settings.namespace):
@@ -177,11 +183,12 @@ async def _check_cluster(kube: "Kube", settings: Settings) -> None:
         )
     elif await kube.find(paths.namespace(settings.namespace)) is None:
         problems.append(f"namespace {settings.namespace} does not exist: create it, or give --namespace")
-    # With --dev they were applied a moment ago, and are served a moment later.
-    if not settings.dev and (kinds := await missing_kinds(kube)):
+    if kinds := await missing_kinds(kube):
         problems.append(
             f"the cluster does not know {', '.join(kinds)}: kubectl apply -f crds/, or start with --dev"
         )
+    if not rights and (other := await other_installation(kube, namespace=settings.namespace)):
+        problems.append(other)
     if settings.kubelet_address is not None and not rights:
         import ssl
 

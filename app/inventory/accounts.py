@@ -65,7 +65,8 @@ class Accounts:
     """Every configured account; ``get`` gives it once it is open.
 
     ``credentials`` gives the entries of an account's Secret as they are now. An account is opened anew when
-    they change, and what is on its way with the old ones ends first. Where none can be read nothing changes.
+    they change, and what is on its way with the old ones ends first. None: they cannot be read now; then
+    nothing changes, and an account that is not open is not opened by what the environment happens to hold.
     """
 
     settings: Settings
@@ -201,7 +202,9 @@ class Accounts:
             self._tried.set()
 
     async def _open_one(self, entry: ProviderEntry, factory: ProviderFactory) -> Account:
-        credentials = await self.credentials(entry) or {}
+        credentials = await self.credentials(entry)
+        if credentials is None:  # those of the environment may be another account's
+            raise ProviderError("its Secret cannot be read now, and the environment does not replace it")
         config = ProviderConfig(
             name=entry.name,
             account=entry.account,

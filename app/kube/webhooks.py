@@ -3,6 +3,9 @@
 What we do not name is left alone: defaults of the server, labels of whoever installed us, and match
 expressions that a cloud's own admission control adds to selectors (it would add them again, for ever).
 A ``caBundle`` that trusts more than ours is kept: another replica may have read a newer one.
+
+A cluster has one installation. The configurations name its namespace, and as long as its Secret is there,
+nobody else writes them: two would point every Pod at each other's webhooks in turn.
 """
 
 import asyncio
@@ -15,9 +18,11 @@ from typing import Any
 
 import structlog
 
+from app.api import keys
 from app.kube import paths, pki
 from app.kube.client import Kube, Obj
 from app.kube.errors import Conflict, Exists, KubeError, Replaced
+from app.kube.installation import INSTALLATION_SECRET, installation_of
 
 log = structlog.get_logger()
 
@@ -30,6 +35,51 @@ _COLLECTIONS: dict[str, tuple[Callable[[], str], Callable[[str], str]]] = {
 }
 
 
+class OtherInstallation(Exception):
+    """The cluster has another installation already, in another namespace; the message says where."""
+
+
+async def other_installation(kube: Kube, *, namespace: str) -> str | None:
+    """Why an installation in ``namespace`` must not start: the cluster has one elsewhere. None: it may.
+
+    Raises:
+        KubeError: the server did not tell.
+    """
+    for name, (_, path_of) in (
+        (keys.MUTATING_WEBHOOK_CONFIGURATION, _COLLECTIONS["MutatingWebhookConfiguration"]),
+        (keys.VALIDATING_WEBHOOK_CONFIGURATION, _COLLECTIONS["ValidatingWebhookConfiguration"]),
+    ):
+        found = await kube.find(path_of(name))
+        if found is not None and (why := await _belongs_elsewhere(kube, found, namespace=namespace)):
+            return why
+    return None
+
+
+async def _belongs_elsewhere(kube: Kube, configuration: Obj, *, namespace: str) -> str | None:
+    there = _namespace_of(configuration)
+    if there in (None, namespace):
+        return None
+    installation = await installation_of(kube, namespace=there)
+    if installation is None:  # it was removed, and has left this behind
+        return None
+    return (
+        f"this cluster has an installation of Nebula already, {installation} in namespace {there}, and can"
+        f" have only one: use it (--namespace {there}), or uninstall it and then delete its Secret"
+        f" {there}/{INSTALLATION_SECRET}"
+    )
+
+
+def _namespace_of(configuration: Obj) -> str | None:
+    """Of the installation that wrote it; None where neither a note of ours nor a Service tells."""
+    noted = (configuration["metadata"].get("annotations") or {}).get(keys.NAMESPACE_ANNOTATION)
+    if noted:
+        return str(noted)
+    for hook in configuration.get("webhooks") or ():
+        if service := hook["clientConfig"].get("service"):
+            return str(service["namespace"])
+    return None
+
+
 class WebhookKeeper:
     """Keeps ``configurations``, given without caBundle; ``ca_bundle`` gives the PEM text of the moment."""
 
@@ -38,13 +88,16 @@ class WebhookKeeper:
         kube: Kube,
         configurations: Sequence[Obj],
         *,
+        namespace: str,
         ca_bundle: Callable[[], bytes],
         refresh_s: float = REFRESH_S,
     ) -> None:
+        """``namespace`` is the installation's own."""
         self.applied = asyncio.Event()  # set each time that everything was found, or made, right
         self.in_place = False  # whether the last look found, or left, everything right
         self._kube = kube.room("webhooks")
-        self._configurations = list(configurations)
+        self._namespace = namespace
+        self._configurations = [_noted(configuration, namespace) for configuration in configurations]
         self._ca_bundle = ca_bundle
         self._refresh_s = refresh_s
         self._woken = asyncio.Event()
@@ -57,6 +110,7 @@ class WebhookKeeper:
         """Make the server's configurations right. Safe to repeat, and to run on several replicas.
 
         Raises:
+            OtherInstallation: they are another installation's.
             KubeError: the server did not let us.
         """
         self.in_place = False
@@ -78,6 +132,8 @@ class WebhookKeeper:
             current = await self._kube.find(_COLLECTIONS[configuration["kind"]][1](name))
             if current is None:
                 return f"{name} is not there yet: the leader makes it once it has seen its database"
+            if elsewhere := await _belongs_elsewhere(self._kube, current, namespace=self._namespace):
+                return elsewhere
             bundles = [
                 _decoded(hook["clientConfig"].get("caBundle")) for hook in current.get("webhooks") or ()
             ]
@@ -87,7 +143,11 @@ class WebhookKeeper:
         return None
 
     async def run(self) -> None:
-        """Apply at once, at each `wake`, and every ``refresh_s``."""
+        """Apply at once, at each `wake`, and every ``refresh_s``.
+
+        Raises:
+            OtherInstallation: the cluster has another one: nothing may be done here.
+        """
         while True:
             self._woken.clear()
             try:
@@ -115,6 +175,10 @@ class WebhookKeeper:
         for _ in range(5):
             wanted = with_bundle(configuration, self._ca_bundle())
             current = await self._kube.find(path)
+            if current is not None:
+                elsewhere = await _belongs_elsewhere(self._kube, current, namespace=self._namespace)
+                if elsewhere is not None:
+                    raise OtherInstallation(elsewhere)
             try:
                 if current is None:
                     await self._kube.create(collection(), wanted)
@@ -128,6 +192,13 @@ class WebhookKeeper:
             except (Conflict, Exists, Replaced):
                 continue
         raise KubeError(409, reason="Conflict", message=f"{path} keeps changing")
+
+
+def _noted(configuration: Obj, namespace: str) -> Obj:
+    """A copy that names the installation that it belongs to."""
+    noted = copy.deepcopy(configuration)
+    noted["metadata"].setdefault("annotations", {})[keys.NAMESPACE_ANNOTATION] = namespace
+    return noted
 
 
 def with_bundle(configuration: Obj, bundle: bytes) -> Obj:

@@ -67,6 +67,7 @@ class Course:
     trying_since: float | None = None  # the first candidate since the Pod waited last
     given_up: set[str] = field(default_factory=set)
     free: set[str] = field(default_factory=set)
+    astray: dict[str, float] = field(default_factory=dict)  # since when nobody can ask about their orders
     lost: dict[str, Lost] = field(default_factory=dict)
     said_of: str | None = None
     said_at: float = float("-inf")

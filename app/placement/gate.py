@@ -5,7 +5,6 @@ resourceVersion, so of two that place one Pod only one lifts the gate.
 """
 
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import datetime
 
 import structlog
@@ -14,11 +13,12 @@ from app.api.nodeclaim import NodeClaim
 from app.api.reasons import PlacedReason
 from app.kube import paths
 from app.kube.client import Kube, Obj
-from app.kube.errors import Conflict, Exists, Replaced
+from app.kube.errors import Conflict
 from app.kube.queue import Again
 from app.placement import metrics, objects
+from app.placement.bindings import bind
 from app.placement.desk import Term
-from app.placement.objects import created, owners, placed_condition, uid_of
+from app.placement.objects import created, placed_condition, uid_of
 from app.placement.telling import Teller
 from app.placement.waiting import Key
 from app.settings import Settings
@@ -94,17 +94,4 @@ class Gate:
 
     async def bind(self, claim: NodeClaim) -> None:
         """See that the claim has its CloudPodBinding."""
-        wanted = objects.binding_of(claim, installation=self._installation)
-        namespace, name = wanted["metadata"]["namespace"], wanted["metadata"]["name"]
-        path = paths.cloudpodbinding(namespace, name)
-        try:
-            await self._kube.create(paths.cloudpodbindings(namespace), wanted, metadata_only=True)
-        except Exists:
-            found = await self._kube.find(path)
-            if found is not None and claim.metadata.uid in owners(found):
-                return
-            if found is not None:
-                # Of an earlier claim of that name, which the garbage collector has not come to yet.
-                with suppress(Replaced):
-                    await self._kube.delete(path, uid=uid_of(found))
-            await self._kube.create(paths.cloudpodbindings(namespace), wanted, metadata_only=True)
+        await bind(self._kube, claim, installation=self._installation)

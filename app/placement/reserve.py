@@ -425,7 +425,7 @@ class Reserve:
                 self._lose(course, spec, kind="released", refused=True)
             reason = f"candidate lost: {lost.kind}" if lost is not None else "claim deleted"
             release = await self._provisioning.release(spec, port=self._door, reason=reason)
-            if self._is_off(release, spec):
+            if self._is_off(course, release, spec):
                 course.free.add(uid)
                 if lost is not None and lost.refused and self._provisioning.view(spec.uid).ref is None:
                     self._hands.give_back(claim)
@@ -442,13 +442,18 @@ class Reserve:
         self._hands.choose(key)
         return None
 
-    def _is_off(self, release: Release, spec: ClaimSpec) -> bool:
+    def _is_off(self, course: Course, release: Release, spec: ClaimSpec) -> bool:
         """Whether nothing more is to be had of the claim, so that the next one cannot make a second machine.
 
         An order of which nobody knows is waited for as long as the pool says, counted from when it was made.
+        One that nobody can even ask about (its account is not ours to open) is waited for as long, from then.
         """
         if isinstance(release, Released):
             return True
+        if release.why in (Why.NO_ACCOUNT, Why.WRONG_ACCOUNT):
+            since = course.astray.setdefault(spec.uid, self._clock())
+            return self._clock() - since >= self._terms.unknown_s(spec)
+        course.astray.pop(spec.uid, None)
         if release.why is not Why.TERMINATING or not release.accepted:
             return False
         return release.unknown_s == 0 or release.unknown_s >= self._terms.unknown_s(spec)

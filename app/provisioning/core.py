@@ -64,8 +64,10 @@ class Core:
     lives: dict[ClaimUid, Life] = field(default_factory=dict)
     listeners: list[Callable[[ClaimUid], None]] = field(default_factory=list)
     facts: asyncio.Queue[dict[str, Any]] = field(default_factory=asyncio.Queue)
-    written: set[tuple[ClaimUid, int]] = field(default_factory=set)  # attempts that are known to have a row
+    written: set[tuple[ClaimUid, int]] = field(default_factory=set)  # attempts whose rows were looked for
     sequences: list[int] = field(default_factory=list)  # drawn and not given out yet, rising
+    # Every region that a machine of ours was ever in: one that no pool names any more may hold a late one.
+    past_regions: dict[AccountKey, set[str]] = field(default_factory=dict)
     # The cloud's own ids of the accounts that open runs are in; None until the store has told.
     recorded_accounts: dict[AccountKey, frozenset[str]] | None = None
 
@@ -291,18 +293,24 @@ class Core:
             self.inventory.learn(machine)
         return machine if machine is not None and machine.exists else None
 
-    async def verify(self, uid: ClaimUid, sequence: int, *, shown_by: str) -> None:
-        """Hold every sweep if an attempt that exists outside has no row: the store has lost rows."""
+    async def verify(self, uid: ClaimUid, sequence: int, *, shown_by: str, epoch: int) -> None:
+        """Hold every sweep if a machine carries an attempt above all that had been written down when this
+        term began: the store is older than the world (design section 5, rule 8).
+
+        One below them that has no row is an orphan and no more: its row was there, and somebody took it away.
+        """
         if (uid, sequence) in self.written:
             return
         async with begin(self.engine) as conn:
             if not await rentals.has_attempt(conn, uid, sequence=sequence):
-                await self._hold(conn, sequence, shown_by)
+                highest = await rentals.highest_attempt(conn, before_epoch=epoch)
+                if sequence > highest:
+                    await self._hold(conn, sequence, shown_by)
         self.written.add((uid, sequence))  # said once
 
     async def _hold(self, conn: AsyncConnection, sequence: int, shown_by: str) -> None:
-        await hold(conn, f"{shown_by} carries attempt {sequence}, which has no row")
-        log.error("the store has lost rows: sweeps are held", sequence=sequence, shown_by=shown_by)
+        if await hold(conn, f"{shown_by} carries attempt {sequence}, which has no row", sequence=sequence):
+            log.error("the store has lost rows: sweeps are held", sequence=sequence, shown_by=shown_by)
 
 
 def run_facts(ref: Ref, machine: Machine | None, *, gone: bool) -> dict[str, object]:

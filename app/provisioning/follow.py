@@ -22,9 +22,9 @@ from app.provisioning.lives import Life, claim_from_columns
 from app.provisioning.model import ClaimPort, ClaimSpec, ClaimUnreadable, Release, Released
 from app.store import rentals, seen
 from app.store.engine import StoreUnavailable, begin, single
-from app.store.installation import held
+from app.store.installation import held, hold
 from app.store.rentals import Recorded
-from app.store.sweep_facts import mirrored_claim
+from app.store.sweep_facts import mirrored_claim, regions
 from providers.base import ClaimUid, Machine, MachineState, ProviderError, Ref, ResourceId, Tier
 
 log = structlog.get_logger()
@@ -133,7 +133,8 @@ class Follower:
             return
         known = core.inventory.of_claim(uid)
         for machine in known:
-            await core.verify(uid, machine.identity.sequence, shown_by=f"machine {machine.ref.resource_id}")
+            shown_by = f"machine {machine.ref.resource_id}"
+            await core.verify(uid, machine.identity.sequence, shown_by=shown_by, epoch=epoch)
         life = core.lives.get(uid)
         if life is None or life.state is None or (life.state == "live" and life.ref is None):
             life = await self._met(uid)
@@ -210,14 +211,14 @@ class Follower:
         """
         core, uid = self._core, identity.claim_uid
         account = core.accounts.get((ref.provider, ref.account))
-        if core.epoch() is None:
+        if (epoch := core.epoch()) is None:
             return "refused: we do not lead"
         if account is None or (wrong := core.wrong_account(account)) is not None:
             return f"refused: {'the account is not open' if account is None else wrong}"
         if identity.installation != core.installation:
             return "refused: it is another installation's"
         # The rounds do so, too, but maybe later: who works on them may have much to do.
-        await core.verify(uid, identity.sequence, shown_by=f"machine {ref.resource_id}")
+        await core.verify(uid, identity.sequence, shown_by=f"machine {ref.resource_id}", epoch=epoch)
         async with begin(core.engine) as conn:
             if (why := await held(conn)) is not None:
                 return f"refused: sweeps are held: {why.reason}"
@@ -341,6 +342,7 @@ class Follower:
                     if loaded != epoch:
                         await self._load()
                         loaded = epoch
+                        await self._recall_regions()
                     await self._confirm_accounts()
                     await self._keep_all()
                     await self._close_strays()
@@ -375,10 +377,16 @@ class Follower:
     async def _load(self) -> None:
         """Take over what the rows say, also where it is less than before: a store may be restored."""
         core = self._core
+        before = [uid for uid, life in core.lives.items() if life.state in ("open", "live", "ending")]
         async with begin(core.engine) as conn:
             rows = await rentals.recorded(conn)
             core.recorded_accounts = await rentals.open_run_accounts(conn)
             shown = [row for account in core.accounts for row in await _present(conn, account)]
+            if before and (lost := await rentals.without_row(conn, before)):
+                # They had rows: the store was put back, whatever the clouds will show of them.
+                name = core.lives[lost[0]].claim.name
+                await hold(conn, f"{len(lost)} rentals have lost their rows, that of {name} among them")
+                log.error("the store has lost rows: sweeps are held", rentals=len(lost))
         core.written.clear()
         for place, refs in _by_place(core, shown).items():
             core.inventory.expect(place, refs)
@@ -391,6 +399,13 @@ class Follower:
             life = self._restore(row)
             if row.state != "live" or not row.running:
                 core.inventory.stir(life.key, row.claim_uid)
+
+    async def _recall_regions(self) -> None:
+        """Where machines of ours have ever been: also a region that no pool names any more is listed."""
+        async with begin(self._core.engine) as conn:
+            found = await regions(conn)
+        for key, was_in in found.items():
+            self._core.past_regions.setdefault(key, set()).update(was_in - {""})
 
     async def _confirm_accounts(self) -> None:
         """Ask the rows again where a credential is for another account than they told.

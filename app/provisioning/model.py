@@ -194,7 +194,8 @@ class Releasing:
     """Not proven gone yet: call again in ``after_s``.
 
     ``accepted``: every machine that is known has an accepted terminate, so its Pod may go. ``unknown_s``: how
-    long the oldest attempt has been sent, or may have been, without anybody knowing what came of it, else 0.
+    long the oldest attempt has been sent, or may have been, without anybody knowing what came of it, else 0;
+    one that was accepted and whose machine nobody has seen yet, not even its terminate, counts as well.
     """
 
     accepted: bool

@@ -109,7 +109,9 @@ class Releaser:
         if reason not in NOBODY_READS:
             await save_tail(core, life, account)
         accepted = await self._terminate(life, account, rows, targets)
-        unknown_s = max((attempt.age_s for attempt in rows.unsettled()), default=0.0)
+        ages_s = [attempt.age_s for attempt in rows.unsettled()]
+        ages_s += self._still_to_appear_s(life, account, rows, targets)
+        unknown_s = max(ages_s, default=0.0)
         if not accepted:
             why = "the cloud has not taken every request yet"
             return self._again(life, False, Why.TERMINATING, why, unknown_s=unknown_s)
@@ -212,6 +214,18 @@ class Releaser:
     def _may_appear(self, run: RunRow | None, rows: Rows, account: Account) -> bool:
         """Whether a machine that no list and no get has shown may still become visible."""
         return run is not None and not run.seen and self._until_s(run, rows, account) > 0
+
+    def _still_to_appear_s(
+        self, life: Life, account: Account, rows: Rows, targets: dict[ResourceId, Ref]
+    ) -> list[float]:
+        """How long ago the orders were taken whose machine a terminate has not found, and may find yet."""
+        return [
+            max(run.accepted_ago_s or 0.0, 0.001)
+            for run in rows.runs
+            if run.resource_id in targets
+            and run.resource_id not in life.terminated
+            and self._may_appear(run, rows, account)
+        ]
 
     def _until_s(self, run: RunRow, rows: Rows, account: Account) -> float:
         """Seconds from now until a list must show this recorded but never seen machine."""

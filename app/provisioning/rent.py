@@ -238,7 +238,10 @@ class Renter:
     async def _adopt(self, call: _Call, known: Known) -> Outcome:
         core, life = self._core, call.life
         await core.verify(
-            call.claim.uid, known.identity.sequence, shown_by=f"machine {known.ref.resource_id}"
+            call.claim.uid,
+            known.identity.sequence,
+            shown_by=f"machine {known.ref.resource_id}",
+            epoch=call.epoch,
         )
         main = await core.adopt(life, known, epoch=call.epoch)
         life.look_from = None

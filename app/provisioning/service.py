@@ -120,12 +120,12 @@ class Provisioning:
             tasks.create_task(self.keep.run(), name="keep")
 
     def _scope(self, key: AccountKey) -> set[str]:
-        """Every region that a pool may place into, or that a rental is or was in."""
+        """Every region that a pool may place into, or that a rental is or was ever in."""
         offers = self._core.offerings.get(*key)
-        regions = set(offers.regions) if offers else set()
+        was_in = self._core.past_regions.setdefault(key, set())
         for life in self._core.lives.values():
             if life.key == key:
-                regions.add(life.claim.region)
+                was_in.add(life.claim.region)
                 if life.ref is not None:
-                    regions.add(life.ref.region)
-        return regions
+                    was_in.add(life.ref.region)
+        return was_in.union(offers.regions if offers else ())

@@ -179,6 +179,7 @@ select setval('attempt_sequence', :above + greatest((select last_value from atte
     (select coalesce(max(sequence), 0) from provision_attempt)));
 update installation set epoch = epoch + :above,
     held_since = coalesce(held_since, clock_timestamp()),
+    held_sequence = (select last_value from attempt_sequence),
     held_reason = coalesce(held_reason, format('the store was restored by %s at %s UTC', :'by',
         to_char(clock_timestamp() at time zone 'UTC', 'YYYY-MM-DD HH24:MI')));
 """

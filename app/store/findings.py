@@ -274,5 +274,15 @@ async def unexplained_usd(conn: AsyncConnection) -> Decimal | None:
     return found
 
 
+async def unexplained_share(conn: AsyncConnection) -> Decimal:
+    """The largest part of an account's bill of a closed day, of seven, that no machine explains; 0 to 1."""
+    query = text("""
+        select coalesce(max(unexplained / nullif(provider_billed_cost, 0)), 0) from unowned_spend
+        where day between current_date - 7 and current_date - 1
+    """)
+    found: Decimal = (await conn.execute(query)).scalar_one()
+    return found
+
+
 def _json(value: Any) -> str:
     return orjson.dumps(value, default=str).decode()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import bindparam, func, select, text, update
+from sqlalchemy import BigInteger, bindparam, func, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -105,8 +105,11 @@ async def set_epoch_at_least(conn: AsyncConnection, epoch: int) -> int:
     return await _set_epoch(conn, func.greatest(_table.c.epoch, epoch))
 
 
-async def hold(conn: AsyncConnection, reason: str) -> Hold:
-    """Make everything that rents or sweeps wait for a person. The first reason stays.
+async def hold(conn: AsyncConnection, reason: str, *, sequence: int | None = None) -> Hold | None:
+    """Make every sweep wait for a person. The first reason stays.
+
+    ``sequence`` is that of an attempt which exists outside and has no row here. None is returned, and nothing
+    written, where a person has confirmed it already: what was looked at once is not asked for again.
 
     Raises:
         NotInstalled: there is no row.
@@ -116,14 +119,18 @@ async def hold(conn: AsyncConnection, reason: str) -> Hold:
         .values(
             held_since=func.coalesce(_table.c.held_since, func.clock_timestamp()),
             held_reason=func.coalesce(_table.c.held_reason, bindparam("why", reason)),
+            held_sequence=func.greatest(_table.c.held_sequence, bindparam("sequence", sequence, BigInteger)),
         )
         .returning(_table.c.held_since, _table.c.held_reason)
     )
+    if sequence is not None:
+        held = held.where(_table.c.confirmed_sequence < sequence)
     row = (await conn.execute(held)).mappings().one_or_none()
-    found = _hold(row) if row is not None else None
-    if found is None:
+    if row is not None:
+        return _hold(row)
+    if await get(conn) is None:
         raise NotInstalled("no installation to hold")
-    return found
+    return None
 
 
 async def bind_cluster(conn: AsyncConnection, cluster_uid: str) -> str | None:
@@ -157,11 +164,24 @@ async def held(conn: AsyncConnection) -> Hold | None:
 
 
 async def release_hold(conn: AsyncConnection) -> bool:
-    """A person has confirmed. False when nothing was held."""
+    """A person has confirmed, and with it every machine and mark seen so far. False: nothing was held.
+
+    Else the next look at the same machine would set the hold again, at the latest with the next leader's.
+    """
+    confirmed = text("""
+        greatest(confirmed_sequence, held_sequence, (select max(sequence) from instance_seen),
+            (select max(sequence) from provision_attempt where identity is not null))
+    """)
     done = await conn.execute(
         update(_table)
         .where(_table.c.held_since.is_not(None))
-        .values(held_since=None, held_reason=None, cluster_uid=None)  # whichever cluster comes next
+        .values(
+            held_since=None,
+            held_reason=None,
+            held_sequence=None,
+            confirmed_sequence=confirmed,
+            cluster_uid=None,  # whichever cluster comes next
+        )
     )
     return done.rowcount == 1
 

@@ -492,6 +492,15 @@ async def recorded(conn: AsyncConnection, *, uid: ClaimUid | None = None) -> lis
     ]
 
 
+async def without_row(conn: AsyncConnection, uids: Sequence[ClaimUid]) -> list[ClaimUid]:
+    """Those claims that have no rental, not even one that has ended."""
+    query = text("""
+        select uid from unnest(cast(:uids as text[])) uid
+        where not exists (select from rental r where r.claim_uid = uid)
+    """)
+    return [ClaimUid(uid) for uid in (await conn.execute(query, {"uids": list(uids)})).scalars()]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StrayRun:
     """An open run that no rental follows. ``age_s``: since we first knew of it, on the database's clock."""
@@ -535,6 +544,19 @@ async def has_attempt(conn: AsyncConnection, uid: ClaimUid, *, sequence: int) ->
     """Whether the attempt that a machine names is written down."""
     query = text("select 1 from provision_attempt where claim_uid = :uid and sequence = :sequence")
     return (await conn.execute(query, {"uid": uid, "sequence": sequence})).first() is not None
+
+
+async def highest_attempt(conn: AsyncConnection, *, before_epoch: int) -> int:
+    """The highest sequence that earlier leaders have written down; 0 where there is none.
+
+    Not the newest leader's own: after a restore it may give out numbers again that the clouds show already.
+    """
+    query = text("""
+        select sequence from provision_attempt where identity is not null and epoch < :epoch
+        order by sequence desc limit 1
+    """)
+    found: int | None = (await conn.execute(query, {"epoch": before_epoch})).scalar_one_or_none()
+    return found or 0
 
 
 _RELIVE = text("""

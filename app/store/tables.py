@@ -78,6 +78,14 @@ class Installation(Base):
         comment="set while a cloud shows an attempt above our highest: until a person confirms"
     )
     held_reason: Mapped[str | None] = mapped_column(comment="what was seen, for the person who confirms")
+    held_sequence: Mapped[int | None] = mapped_column(
+        BigInteger, comment="the highest attempt without a row that was seen since; null: none was named"
+    )
+    confirmed_sequence: Mapped[int] = mapped_column(
+        BigInteger,
+        server_default=text("0"),
+        comment="attempts up to this one may lack a row: a person has looked at what there was",
+    )
     cluster_uid: Mapped[str | None] = mapped_column(
         comment="uid of the cluster's kube-system namespace: a cloned cluster has another; by sweep/"
     )

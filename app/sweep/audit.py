@@ -115,11 +115,7 @@ async def audit(settings: Settings, engine: AsyncEngine) -> Audit:
         bounds={entry.key: bounds.get(entry.key, UNOPENED) for entry in settings.providers},
         claims=claims,
         mode=_mode(settings, found, last),
-        limits=Limits(
-            machines=settings.sweep_max_machines,
-            share=settings.sweep_max_share,
-            approval_s=settings.sweep_approval_s,
-        ),
+        limits=Limits.of(settings),
     )
     judgement = judge(facts)
     if not settings.providers:  # whoever gave us none has not said that the accounts are gone
@@ -211,16 +207,19 @@ class _Look:
             self._opening.cancel()
             await asyncio.gather(self._opening, return_exceptions=True)
 
-    async def _credentials(self, entry: ProviderEntry) -> Mapping[str, str] | None:
-        """Those of the account's Secret, as the controller has them; None if the cluster is away."""
+    async def _credentials(self, entry: ProviderEntry) -> Mapping[str, str]:
+        """Those of the account's Secret, as the controller has them; {}, the environment's, where that cannot
+        be read: the cluster is away, or the Secret is not for this person. That they lead to the account in
+        which our machines are is seen to before anything is concluded.
+        """
         if isinstance(self._kube, str):
-            return None
+            return {}
         secrets = CredentialSecrets(self._kube, namespace=self._settings.namespace)
         try:
             async with asyncio.timeout(CLUSTER_S):
-                return await secrets.of(entry)
+                return await secrets.of(entry) or {}
         except TimeoutError:
-            return None
+            return {}
 
     def expect(self, key: AccountKey, shown: Sequence[seen.Seen]) -> None:
         """What was there when last heard of: a list without it is a shrink to be explained."""

@@ -40,6 +40,10 @@ GONE = Histogram(
 UNEXPLAINED = Gauge(
     "nebula_unexplained_spend_usd", "Dollars on the clouds' bills of seven days that no machine explains."
 )
+UNEXPLAINED_SHARE = Gauge(
+    "nebula_unexplained_spend_ratio",
+    "The largest part of a closed day's bill, of seven days, that no machine explains.",
+)
 BOUND = Gauge(
     "nebula_orphan_bound_seconds", "Within so long an orphan of ours has ended.", ("provider", "account")
 )

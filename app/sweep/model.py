@@ -11,6 +11,7 @@ from decimal import Decimal
 from enum import StrEnum
 
 from app.inventory.identity import Identity
+from app.settings import Settings
 from providers.base import ClaimUid, MachineState, Ref, ResourceId
 
 AccountKey = tuple[str, str]
@@ -198,11 +199,25 @@ class Mode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The ceiling of one sweep: the larger of a number and a share of the machines that are known."""
+    """The ceiling of one sweep: the larger of a number and a share of the machines that are known.
+
+    ``volumes``: whether a volume that was made for one claim may go after it. Data is not compute.
+    """
 
     machines: int = 5
     share: float = 0.10
     approval_s: float = 3600.0
+    volumes: bool = False
+
+    @classmethod
+    def of(cls, settings: Settings) -> "Limits":
+        """Those that the settings name."""
+        return cls(
+            machines=settings.sweep_max_machines,
+            share=settings.sweep_max_share,
+            approval_s=settings.sweep_approval_s,
+            volumes=settings.sweep_volumes == "delete",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,8 @@
 
 Only a name that our codec made is ever a finding. A claim's own part goes with its claim; one that claims
 share goes when the cloud says that nobody uses it, or, where it does not say, when nothing of ours is left in
-the account at all. A volume goes only with the claim that it was made for: data is not compute.
+the account at all. Data is not compute: a volume that was made for one claim goes after it only where the
+settings say so (``sweep_volumes``), else a person is told what it costs; any other is never a finding.
 """
 
 from collections.abc import Iterable
@@ -118,7 +119,7 @@ def _finding(part: Part, facts: Facts, *, why: str, uid: ClaimUid | None) -> Fin
         state=part.kind.value,
         why=why,
         owner=facts.owners.get(uid, _NOBODY) if uid is not None else _NOBODY,
-        by=By.SWEEP,
+        by=By.PERSON if part.kind is PartKind.VOLUME and not facts.limits.volumes else By.SWEEP,
         next=Next.REPORT,
         since=since,
         # What claims share may be old and only now without a use: its grace begins when that is first seen.

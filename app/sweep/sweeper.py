@@ -132,11 +132,7 @@ class Sweeper:
             bounds=bounds,
             claims=claims,
             mode=self._mode(before, claims_unread),
-            limits=Limits(
-                machines=self._settings.sweep_max_machines,
-                share=self._settings.sweep_max_share,
-                approval_s=self._settings.sweep_approval_s,
-            ),
+            limits=Limits.of(self._settings),
         )
         judgement = judge(facts)
         parts = [one for found in self._parts.values() for one in found]
@@ -249,7 +245,8 @@ class Sweeper:
         self, facts: Facts, judgement: Judgement, findings: tuple[Finding, ...], before: Rows
     ) -> int:
         """Write all of it down, then end what is to be ended; how many ends have begun."""
-        whole = all(one.unknown is None for found in self._parts.values() for one in found)
+        lists = [one for found in self._parts.values() for one in found]
+        whole = frozenset((*one.key, one.region) for one in lists if one.unknown is None)
         async with begin(self._engine) as conn:
             written = await self._trail.write(conn, facts, findings, before, parts_whole=whole)
         for one in written.new:

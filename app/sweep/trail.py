@@ -62,9 +62,12 @@ class Trail:
         judged: Iterable[Finding],
         before: Rows,
         *,
-        parts_whole: bool,
+        parts_whole: frozenset[tuple[str, str, str]],
     ) -> Written:
-        """Every finding, and the end of those that are over."""
+        """Every finding, and the end of those that are over.
+
+        ``parts_whole``: provider, account and list region ("": all) of each whole list of parts.
+        """
         known = {row["key"]: row for row in before.findings}
         judged = tuple(judged)
         was = {key: (row["decision"], row["blocked_by"]) for key, row in known.items()}
@@ -157,6 +160,7 @@ class Trail:
         if due or told != last.told:
             await rows.ran(conn, run)
             metrics.UNEXPLAINED.set(float(await rows.unexplained_usd(conn) or 0))
+            metrics.UNEXPLAINED_SHARE.set(float(await rows.unexplained_share(conn)))
             last.told, last.at = told, facts.now
 
 
@@ -170,12 +174,12 @@ def _over(
     *,
     shown: set[MachineKey],
     absent: Mapping[MachineKey, datetime | None],
-    parts_whole: bool,
+    parts_whole: frozenset[tuple[str, str, str]],
 ) -> tuple[str, datetime | None] | None:
     """How a finding that is none any more has ended; None while that cannot be told."""
     kind, account = Kind(row["kind"]), (row["provider"], row["account"])
     if kind is Kind.LEFTOVER_PART:
-        if not parts_whole:
+        if not parts_whole & {(*account, row["region"]), (*account, "")}:  # not asked yet, or not whole
             return None
         return ("gone", facts.now) if row["executed_at"] is not None else ("cleared", None)
     if kind in _OF_CLAIMS:

@@ -644,7 +644,12 @@ class Lifecycle:
         if cut is not None and not is_leaving(pod):
             reason = str(cut.message)
         pending: list[Releasing] = []
-        for spec in _readable(claims):
+        readable = _readable(claims)
+        if len(readable) < len(claims):  # whatever it has rented is there still
+            message = "a claim of it cannot be read by this version"
+            retry_s = self._settings.backoff_max_s
+            pending.append(Releasing(accepted=False, why=Why.RETRY, message=message, after_s=retry_s))
+        for spec in readable:
             release = await self._provisioning.release(spec, port=self._door, reason=reason)
             if isinstance(release, Releasing):
                 pending.append(release)

@@ -23,7 +23,7 @@ async def test_claims_and_bindings_edited_by_hand_leak_nothing_and_double_nothin
     torn = await _path(world, "torn")
     await world.kube.patch(torn, none, kind="merge")
     await world.kube.delete(torn)
-    # The binding is for people to read.
+    # The binding is for people to read, and comes back.
     binding = (await world.claim_of("unbound"))["metadata"]["name"]
     await world.kube.delete(paths.cloudpodbinding(world.namespace, binding))
     # A status that lies, of claim and binding.
@@ -42,6 +42,12 @@ async def test_claims_and_bindings_edited_by_hand_leak_nothing_and_double_nothin
         binding = await world.kube.get(paths.cloudpodbinding(world.namespace, name))
         return {claim["instanceID"], binding["status"]["instanceID"]} <= set(machines.values())
 
+    async def unbound_is_bound() -> bool:
+        found = await world.kube.find(paths.cloudpodbinding(world.namespace, binding))
+        return found is not None and found.get("status", {}).get("instanceID") == machine_of_unbound
+
+    machine_of_unbound = (await world.claim_of("unbound"))["status"]["instanceID"]
+    await world.until("the deleted binding is there again, with its status", unbound_is_bound)
     await world.until("the torn Pod is over and its machine gone", torn_is_over)
     await world.until("the painted statuses are true again", painted_is_true)
     lists = (await world.cloud.truth())["calls"]["list"]

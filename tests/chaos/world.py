@@ -28,6 +28,7 @@ from app.kube.lease import EPOCH
 from app.store.devserver import DevPostgres
 from hack.cluster import Cluster
 from hack.controller import Controller
+from tests.chaos import bounds
 from tests.support.clouds import FakeCloud
 
 PROVIDER = "fake"
@@ -397,6 +398,8 @@ class World:
         """No Pod, claim or machine; and the rows say so too. (Bindings go with their claims, by the cluster's
         own garbage collection.)"""
 
+        since = await bounds.now(self.rows)
+
         async def holds() -> bool:
             return not await self.pods() and not await self.claims()
 
@@ -406,6 +409,7 @@ class World:
         assert await self.rows("select claim_name, state from rental where state <> 'ended'") == []
         assert await self.rows("select resource_id from run where gone_at is null") == []
         assert await self.rows("select claim_uid from provision_attempt where outcome is null") == []
+        await bounds.nobody_was_forgotten(self.rows, since=since)
 
     async def told(self) -> str:
         """What a failed wait shows: objects, the cloud, and how the logs end."""

@@ -133,6 +133,18 @@ def test_zero_values_bring_a_database_and_no_provider(helm: Helm) -> None:
     assert not {"ServiceMonitor", "NetworkPolicy"} & set(kinds(objects))
 
 
+def test_orphans_14_an_upgrade_asks_first_whether_a_provider_that_goes_is_still_in_use(helm: Helm) -> None:
+    job = named(helm.objects(), "Job", "nebula-upgrade")
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+
+    assert job["metadata"]["annotations"]["helm.sh/hook"] == "pre-upgrade"
+    assert job["spec"]["backoffLimit"] == 0
+    assert container["args"] == ["orphans", "check-providers", "--unless-away"]
+    assert {"NEBULA_PROVIDERS", "NEBULA_DATABASE_URL"} <= {each["name"] for each in container["env"]}
+    left = helm.objects({"installation.checkProviders": False})
+    assert "nebula-upgrade" not in {each["metadata"]["name"] for each in left}
+
+
 def test_nothing_secret_is_ever_rendered(helm: Helm) -> None:
     for values, more in WAYS.values():
         assert "Secret" not in kinds(helm.objects(values, more=more))

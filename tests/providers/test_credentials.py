@@ -102,6 +102,29 @@ async def test_an_account_without_a_key_opens_once_its_secret_is_there(
         await asyncio.wait([running])
 
 
+async def test_a_secret_that_cannot_be_read_is_not_replaced_by_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """What the environment happens to hold may be another account's, and machines would be rented there."""
+    monkeypatch.setenv("RUNPOD_API_KEY", OLD)
+    async with FakeCloud.running(
+        tmp_path, scenario=RUNPOD | {"credential": OLD}, simulator="runpod"
+    ) as cloud:
+        secrets = Secrets()
+        secrets.entries = None
+        accounts = Accounts(settings_of(cloud), "test", credentials=secrets.of)
+        running = asyncio.create_task(accounts.run())
+        await accounts.tried()
+        assert accounts.get(("runpod", "default")) is None
+        assert "its Secret cannot be read now" in accounts.trouble[("runpod", "default")]
+
+        secrets.entries = {}  # it was asked for, and is not there: then the environment's are meant
+
+        assert (await opened(accounts)).adapter == "runpod"
+        running.cancel()
+        await asyncio.wait([running])
+
+
 @pytest.mark.parametrize(
     ("configured", "names"),
     [

@@ -407,10 +407,32 @@ async def test_the_first_reason_to_hold_stays_until_a_person_confirms(engine: As
         first = await installation.hold(conn, "sequence 9 above 7")
         assert await installation.hold(conn, "another") == first
         assert await installation.held(conn) == first
+        assert first is not None
         assert first.reason == "sequence 9 above 7"
         assert await installation.release_hold(conn) is True
         assert await installation.release_hold(conn) is False
         assert await installation.held(conn) is None
+
+
+async def test_what_a_person_has_confirmed_holds_nothing_again_and_what_comes_after_it_does(
+    engine: AsyncEngine,
+):
+    shown = Seen(
+        provider="modal", account="default", resource_id="m", region="r1", state="running", sequence=12
+    )
+    async with begin(engine) as conn:
+        await installation.get_or_create(conn, new_id="7fq3ab5c2x")
+        assert await installation.hold(conn, "machine m carries 9", sequence=9) is not None
+        await installation.hold(conn, "machine n carries 7", sequence=7)
+        await seen.record(conn, [shown])  # listed when the person looks
+        assert await installation.release_hold(conn)
+
+        for confirmed in (7, 9, 12):
+            assert await installation.hold(conn, "seen again", sequence=confirmed) is None
+        assert await installation.held(conn) is None
+        assert await installation.hold(conn, "never seen before", sequence=13) is not None
+        assert await installation.release_hold(conn)
+        assert await installation.hold(conn, "no number was named") is not None
 
 
 @pytest.mark.parametrize("table", ["claim", "binding", "instance_seen"])

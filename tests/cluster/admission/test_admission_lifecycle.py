@@ -122,6 +122,8 @@ async def test_344_two_replicas_serve_one_certificate_and_leave_each_other_s_wor
         settings = around.settings().model_copy(
             update={"webhook_bind": "127.0.0.1:0", "webhook_url": first.url}
         )
+        # It is ready by what an earlier leader has left there, which names another port: its own write comes.
+        await first._keeper.applied.wait()
         before = await versions()
         async with served(around.admission(settings)) as second:
             trusted = first.certificates.ca_bundle

@@ -283,3 +283,26 @@ async def test_a_pool_that_names_an_unknown_provider_is_created_with_a_warning(a
     assert '"modle" is not configured' in done.stderr
     assert '"aws" is not' not in done.stderr
     await asyncio.to_thread(kubectl, "delete", "nodepool", "misspelt")
+
+
+async def test_a_pod_that_is_almost_opted_in_is_created_with_a_warning_and_a_bystander_without(
+    around, kubectl
+):
+    """The API server's own condition decides whom it asks us about; what it says is `spelling`'s."""
+    said = {}
+    for labels in (
+        {f"{GROUP}/enabled": "True", f"{GROUP}/nodepool": "p"},
+        {f"{GROUP}/enable": "true"},
+        {f"{GROUP}/enabled": "false", f"{GROUP}/nodepool": "p"},
+        {"app": "x"},
+    ):
+        pod = a_pod(labels=labels)
+        done = await asyncio.to_thread(
+            kubectl.run, "create", "-n", around.namespace, "-f", "-", stdin=yaml.safe_dump(pod)
+        )
+        assert done.returncode == 0, done.stderr
+        said[" ".join(labels.values())] = done.stderr
+
+    assert "is 'True', not 'true'" in said["True p"]
+    assert f"did you mean the label {GROUP}/enabled by {GROUP}/enable?" in said["true"]
+    assert said["false p"] == said["x"] == ""

@@ -11,11 +11,13 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from aiohttp import web
 
+from app.api import keys
 from app.kube import paths, pki
 from app.kube.certificates import Certificates
 from app.kube.client import Kube
 from app.kube.errors import KubeError
-from app.kube.webhooks import WebhookKeeper, difference, with_bundle
+from app.kube.installation import INSTALLATION_SECRET
+from app.kube.webhooks import OtherInstallation, WebhookKeeper, difference, with_bundle
 from tests.cluster.kube.scripted import refusal
 from tests.cluster.kube.waiting import until
 
@@ -50,7 +52,7 @@ def a_bundle() -> bytes:
 
 @asynccontextmanager
 async def kept(kube: Kube, *configurations, bundle):
-    keeper = WebhookKeeper(kube, configurations, ca_bundle=bundle)
+    keeper = WebhookKeeper(kube, configurations, namespace="ours", ca_bundle=bundle)
     try:
         yield keeper
     finally:
@@ -126,6 +128,37 @@ async def test_expressions_that_a_cloud_adds_to_a_selector_are_not_fought_over(k
         assert (await kube.get(path))["metadata"]["resourceVersion"] == before["metadata"]["resourceVersion"]
 
 
+async def test_a_second_installation_in_the_cluster_is_refused_until_the_first_one_is_gone(
+    kube: Kube, namespace
+):
+    configuration = a_configuration(namespace)
+    path = paths.validating_webhook(configuration["metadata"]["name"])
+    secret = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": INSTALLATION_SECRET},
+        "stringData": {"id": "aaaaaaaaaa"},
+    }
+    first = WebhookKeeper(kube, [configuration], namespace=namespace, ca_bundle=a_bundle)
+    second = WebhookKeeper(kube, [configuration], namespace="default", ca_bundle=a_bundle)
+    try:
+        await kube.create(paths.secrets(namespace), secret)
+        await first.apply()
+        before = await kube.get(path)
+        with pytest.raises(
+            OtherInstallation, match=f"aaaaaaaaaa in namespace {namespace}, and can have only"
+        ):
+            await second.apply()
+        assert "can have only one" in str(await second.missing())
+        assert await kube.get(path) == before
+
+        await kube.delete(paths.secret(namespace, INSTALLATION_SECRET))
+        await second.apply()
+        assert (await kube.get(path))["metadata"]["annotations"] == {keys.NAMESPACE_ANNOTATION: "default"}
+    finally:
+        await second.remove()
+
+
 def test_a_narrower_rule_of_a_newer_version_is_a_difference():
     wanted = with_bundle(a_configuration("x"), a_bundle())
     current = copy.deepcopy(wanted)
@@ -166,7 +199,9 @@ async def test_admission_works_through_the_renewal_of_certificate_and_ca(kube: K
         async def configured(step: int) -> None:
             """Write the configuration and wait for the API server to have read it: the path tells."""
             configuration = a_configuration(namespace, url=f"{url}/{step}")
-            keeper = WebhookKeeper(kube, [configuration], ca_bundle=lambda: certificates.ca_bundle)
+            keeper = WebhookKeeper(
+                kube, [configuration], namespace="ours", ca_bundle=lambda: certificates.ca_bundle
+            )
             await keeper.apply()
 
             async def arrived() -> bool:
@@ -224,7 +259,7 @@ async def reviewing(context: ssl.SSLContext):
 
 async def test_the_keeper_goes_on_after_a_refusal_and_looks_at_once_when_woken(scripted, told):
     scripted.refusals.extend(refusal(403, "Forbidden") for _ in range(1))
-    keeper = WebhookKeeper(told, [a_configuration("x")], ca_bundle=a_bundle, refresh_s=3600)
+    keeper = WebhookKeeper(told, [a_configuration("x")], namespace="ours", ca_bundle=a_bundle, refresh_s=3600)
     task = asyncio.create_task(keeper.run())
     await until(lambda: len(scripted.requests) == 1)
     assert not keeper.in_place
@@ -239,4 +274,4 @@ async def test_the_keeper_goes_on_after_a_refusal_and_looks_at_once_when_woken(s
 async def test_a_refusal_is_reported_by_apply(scripted, told):
     scripted.refusals.append(refusal(403, "Forbidden"))
     with pytest.raises(KubeError):
-        await WebhookKeeper(told, [a_configuration("x")], ca_bundle=a_bundle).apply()
+        await WebhookKeeper(told, [a_configuration("x")], namespace="ours", ca_bundle=a_bundle).apply()

@@ -79,6 +79,10 @@ async def test_a_fresh_machine_that_get_does_not_know_yet_is_not_taken_for_gone(
         claim = await bench.claim()
         await bench.rented(claim)
 
+        first = await bench.release_once(claim)
+        found = [machine["terminates"] for machine in await bench.cloud.machines()]
+        assert isinstance(first, Releasing)
+        assert found == [1] or first.unknown_s > 0  # NOT_FOUND says nothing of a fresh one
         await bench.release(claim)
 
         assert await bench.cloud.alive() == []

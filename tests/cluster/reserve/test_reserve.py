@@ -8,6 +8,7 @@ import pytest
 from app.api import keys
 from app.kube import paths
 from tests.cluster.reserve.world import World, leaving, path_of, uid_of
+from tests.support.clouds import SMALL
 from tests.support.composed import until
 
 ONE_PLACEMENT = ["POST nodeclaims", "PATCH nodeclaims/status", "POST cloudpodbindings", "PATCH pods"]
@@ -332,6 +333,27 @@ async def test_an_order_that_nobody_answers_for_long_makes_way_and_both_are_visi
         await until(settled)
     assert len(await world.one.machines()) == 1
     assert len(await world.two.alive()) == 1
+
+
+@pytest.mark.slow
+async def test_an_order_in_an_account_that_is_not_ours_any_more_makes_way_and_its_claim_stays(world: World):
+    """The credential is another account's now, and an order was unknown then: nobody can ask any more."""
+    await world.make_pool(unknownTimeout="1s")
+    await world.one.add_fault("lost", verb="create")
+    lists = await world.one.pause(verb="list")
+    async with world.leading():
+        pod = await world.pod("astray")
+        await world.until_told(pod, "Renting", "no answer whether a machine was rented")
+    await world.one.resume(lists)
+    await world.one.reset(SMALL | {"account": "acct-9"})
+
+    async with world.leading(unknown_timeout_floor_s=1.0):
+        living = await world.until_running(pod)
+
+        assert living["spec"]["nodeName"] == keys.node_name(world.second)
+        old, _new = await world.claims_of(pod)
+        assert (old["spec"]["provider"], leaving(old)) == (world.first, True)
+    assert await world.one.creates() == {}
 
 
 @pytest.mark.field_case("FC-001")

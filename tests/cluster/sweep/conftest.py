@@ -16,8 +16,10 @@ from app.api import keys
 from app.inventory.identity import Identity, new_installation
 from app.kube import paths
 from app.kube.client import Kube, Obj
+from app.ledger.duty import Ledger
+from app.mirror.mirror import Mirror
 from app.store.engine import begin, create_engine
-from app.store.installation import hold, release_hold
+from app.store.installation import get_or_create, hold, release_hold
 from app.sweep.sweeper import Sweeper
 from hack.cluster import Cluster
 from providers.base import ClaimUid
@@ -35,6 +37,7 @@ QUICK: dict[str, Any] = {
     "sweep_ending_s": 1.0,
     "sweep_launch_s": 1.0,
 }
+KNOWN = 100  # the rows know attempts up to here: what carries a lower number is an orphan, and no riddle
 SWEEPS_MEANWHILE = 20  # so many sweeps must leave alone what is to stay
 
 
@@ -94,9 +97,10 @@ class World:
         self,
         *,
         clouds: Mapping[str, FakeCloud] | None = None,
+        books: bool = False,
         **changes: Any,
     ) -> AsyncIterator[Term]:
-        """A term with the sweep in it; ``changes`` are settings."""
+        """A term with the sweep in it, and with ``books`` the ledger; ``changes`` are settings."""
         ours = self.installation
         async with composed.composed(
             self.kube,
@@ -130,6 +134,18 @@ class World:
 
             sweeper.sweep = counted  # type: ignore[method-assign]
             parts.start(sweeper.run())
+            if books:
+                mirror = Mirror(engine=self.engine, claims=parts.claims, bindings=parts.bindings)
+                ledger = Ledger(
+                    engine=self.engine,
+                    accounts=parts.accounts,
+                    offerings=parts.offerings,
+                    settings=parts.settings,
+                    installation=ours,
+                    leadership=parts.leader,
+                )
+                parts.start(mirror.run())
+                parts.start(ledger.run())
             yield term
 
     # --- what is there -----------------------------------------------------------------------------
@@ -178,29 +194,44 @@ class World:
         await self.kube.patch(path, {"metadata": {"finalizers": None}}, kind="merge")
         await self.kube.delete(path)
 
+    async def remember(self, *, sequence: int, region: str = "r1") -> None:
+        """An earlier leader has written an attempt of this number down, and its claim has ended."""
+        uid = str(uuid4())
+        async with begin(self.engine) as conn:
+            await get_or_create(conn, new_id=self.installation)
+            await conn.execute(
+                text("""
+                    with gone as (
+                        insert into rental (claim_uid, claim_name, pod_namespace, pod_name, pod_uid, pool,
+                            provider, account, region, tier, accelerator, state, epoch, ended_at)
+                        values (:uid, 'earlier', 'sweep', 'earlier', 'p', 'gpu', 'fake', 'default', :region,
+                            'OnDemand', 'H100:1', 'ended', 0, now())
+                    )
+                    insert into provision_attempt (claim_uid, number, sequence, identity, provider, account,
+                        region, tier, accelerator, epoch, send_by, outcome, settled_at)
+                    values (:uid, 1, :sequence, :uid, 'fake', 'default', :region, 'OnDemand', 'H100:1', 0,
+                        now(), 'absent', now())
+                """),
+                {"uid": uid, "sequence": sequence, "region": region},
+            )
+
     async def lose_rows(self) -> None:
         """The store is put back to before everything."""
         async with begin(self.engine) as conn:
             for table in ("run", "rental", "instance_seen"):
                 await conn.execute(text(f"delete from {table}"))
 
-    async def confirm(self) -> None:
-        """A person has looked, and lifts the hold: again for each machine that only then was noticed."""
+    async def confirm(self, *ids: str) -> None:
+        """A person has looked, saw these machines in the lists, and lifts the hold."""
         await until(self.held, what="the sweeps are held")
 
-        async def lifted() -> bool:
-            (before,) = await self.rows("select sum(rounds) as n from list_round")
-            async with begin(self.engine) as conn:
-                await release_hold(conn)
+        async def listed() -> bool:
+            rows = await self.rows("select 1 from instance_seen where resource_id = any(:ids)", ids=list(ids))
+            return len(rows) == len(ids)
 
-            async def listed() -> bool:
-                (now,) = await self.rows("select sum(rounds) as n from list_round")
-                return bool(now["n"] > before["n"] + 2)
-
-            await until(listed, what="two more lists")
-            return not await self.held()
-
-        await until(lifted, what="nothing is held any more")
+        await until(listed, what="they are listed")
+        async with begin(self.engine) as conn:
+            assert await release_hold(conn)
 
     async def held(self) -> bool:
         return bool(await self.rows("select 1 from installation where held_since is not null"))
@@ -251,6 +282,7 @@ async def world(kube: Kube, engine: AsyncEngine, cloud: FakeCloud, database_url:
     await composed.purge_claims(kube)
     made = World(kube=kube, engine=engine, cloud=cloud, database_url=database_url)
     await made.plant_strangers()
+    await made.remember(sequence=KNOWN)
     yield made
     await composed.purge_claims(kube)
     if cloud.runs:

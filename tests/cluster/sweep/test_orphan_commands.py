@@ -402,7 +402,12 @@ async def test_orphans_14_a_provider_with_claims_cannot_be_left_out(nebula: Nebu
 
     refused = await nebula("orphans", "check-providers")
     table = await nebula("orphans")
+    nowhere = "postgresql://nebula@127.0.0.1:9/nebula"
+    away = await nebula("orphans", "check-providers", NEBULA_DATABASE_URL=nowhere)
+    let_through = await nebula("orphans", "check-providers", "--unless-away", NEBULA_DATABASE_URL=nowhere)
 
+    assert (away.returncode, let_through.returncode) == (1, 0)
+    assert "not checked, the database gives no answer" in let_through.stderr
     assert fine.returncode == 0, fine.stderr
     assert refused.returncode == 2
     assert "provider dropped/default must stay configured: 1 claims" in refused.stderr

@@ -35,3 +35,17 @@ async def test_orphans_o13_a_machines_key_goes_after_it_and_strangers_keys_and_d
         closed = await world.finding(f"key/{key}", open_=False)
         assert (closed["kind"], closed["resolved_as"]) == ("leftover-part", "gone")
         assert {part["id"] for part in await world.cloud.parts()} == stay
+
+
+@pytest.mark.slow
+async def test_orphans_o13_a_claims_own_volume_is_told_and_goes_only_where_the_settings_say_so(world: World):
+    volume = (await world.cloud.put_part("volume", name=world.identity(), region="r1"))["id"]
+    async with world.leading(sweep_part_grace_s=0.1) as term:
+        told = await world.finding(f"volume/{volume}")
+        await term.some_sweeps()
+        assert (told["decided_by"], told["decision"]) == ("person", "report")
+        assert [part["id"] for part in await world.cloud.parts()] == [volume]
+
+    async with world.leading(sweep_part_grace_s=0.1, sweep_volumes="delete"):
+        closed = await world.finding(f"volume/{volume}", open_=False)
+        assert closed["resolved_as"] == "gone"

@@ -1,18 +1,22 @@
 """Machines of ours without an owner: found, told, held back by each rail, and ended. Nobody else's ever."""
 
 from dataclasses import replace
+from datetime import timedelta
+from decimal import Decimal
 
 import pytest
 from sqlalchemy import text
 
 from app.inventory.identity import new_installation
+from app.kube import paths
 from app.kube.claims import claim_spec
 from app.provisioning.model import Policy, Rented
 from app.store import findings
 from app.store.engine import begin
 from app.store.installation import get_or_create
 from app.sweep.sweeper import AT_ONCE
-from tests.cluster.sweep.conftest import QUICK, World
+from tests.cluster.sweep.conftest import KNOWN, QUICK, World
+from tests.support import composed
 from tests.support.clouds import SMALL
 from tests.support.composed import WORKLOAD, until
 
@@ -21,21 +25,23 @@ SLOW_LISTS = {**SMALL, "lag": {"list_create_s": 2.0, "get_create_s": 0.0}}
 
 async def test_an_orphan_is_found_explained_ended_and_its_end_is_proven(world: World):
     """The claim and every row are gone: somebody removed the finalizer after the store was restored."""
-    async with world.leading() as term:
+    async with world.leading(books=True) as term:
         claim = await world.claim()
         machine = await term.parts.rent(claim)
+        await until(lambda: world.rows("select 1 from claim"), what="the claim is mirrored")
     await world.lose_rows()
     await world.remove_claim(claim)
 
-    async with world.leading() as term:
+    async with world.leading(books=True) as term:
         row = await world.blocked(machine, "fence")
         assert (row["kind"], row["decision"]) == ("no-claim", "blocked")
-        await term.some_sweeps()
+        await term.some_sweeps(5)
         assert machine in await world.alive()
 
-        await world.confirm()
+        await world.confirm(machine)
         await world.until_gone(machine)
         closed = await world.finding(machine, open_=False)
+        await until(lambda: world.rows("select 1 from ledger_run where billed_at is not null"), what="billed")
 
     assert closed["resolved_as"] == "gone"
     assert closed["executed_at"] < closed["gone_confirmed_at"] <= closed["resolved_at"]
@@ -51,6 +57,12 @@ async def test_an_orphan_is_found_explained_ended_and_its_end_is_proven(world: W
     (rental,) = await world.rows("select * from rental")
     assert rental["state"] == "ended"
     assert rental["ending_reason"] == f"orphan: finding {closed['id']}"
+    # What it cost, to the cloud's own cent, is waste of the namespace that it belonged to.
+    (lost,) = await world.rows("select reason, namespace, cost, instances from waste")
+    (books,) = [one for one in await world.cloud.machines() if one["id"] == machine]
+    assert (lost["reason"], lost["namespace"], lost["instances"]) == ("orphan", "sweep", 1)
+    assert Decimal(books["bill_usd"]) > 0
+    assert abs(lost["cost"] - Decimal(books["bill_usd"])) < Decimal("1e-15")  # a view divides, the ledger not
 
 
 async def test_fc_016_orphans_07_two_installations_in_one_account_never_touch_each_other(world: World):
@@ -60,11 +72,11 @@ async def test_fc_016_orphans_07_two_installations_in_one_account_never_touch_ea
     ours = await world.orphan()
 
     async with world.leading() as term:
-        await world.confirm()
         await world.until_gone(ours["id"])
         await term.some_sweeps()
 
         assert theirs["id"] in await world.alive()
+        assert not await world.held()
         (run,) = await world.rows("select others from sweep_run order by id desc limit 1")
     assert other in {each["installation"] for each in run["others"]}
     assert not await world.rows("select 1 from orphan_finding where resource_id = :id", id=theirs["id"])
@@ -93,6 +105,7 @@ async def test_fc_013_orphans_05_a_list_that_is_not_whole_ends_nothing(
     world: World, fault: dict[str, object]
 ):
     async with world.leading() as term:
+        await world.hold()
         orphan = await world.orphan()
         await world.finding(orphan["id"])
         broken = await world.cloud.add_fault(unlimited=True, **fault)
@@ -175,6 +188,38 @@ async def test_orphans_09_a_clone_of_cluster_and_database_only_reports(world: Wo
         await world.until_gone(orphan["id"])
 
 
+@pytest.mark.parametrize(
+    ("verb", "when"),
+    [
+        pytest.param("get", "before", marks=pytest.mark.slow),
+        pytest.param("terminate", "before", marks=pytest.mark.slow),
+        ("terminate", "after"),
+    ],
+    ids=["before its rental is written", "before the terminate", "after the terminate"],
+)
+async def test_orphans_01_what_a_controller_that_dies_was_ending_the_next_one_ends(
+    world: World, verb: str, when: str
+):
+    """The machine was decided upon, and that is on record; leaving a term forgets everything at once."""
+    orphan = await world.orphan()
+    held = await world.cloud.pause(verb=verb, when=when)
+    async with world.leading():
+
+        async def begun() -> bool:
+            query = "select 1 from orphan_finding where executed_at is not null"
+            return bool(await world.rows(query)) and verb in (await world.cloud.truth())["calls"]
+
+        await until(begun, what="its end has begun")
+    await world.cloud.resume(held)
+
+    async with world.leading():
+        await world.until_gone(orphan["id"])
+        closed = await world.finding(orphan["id"], open_=False)
+        assert closed["resolved_as"] == "gone"
+    (run,) = await world.rows("select gone_at from run")
+    assert run["gone_at"] is not None
+
+
 @pytest.mark.slow
 async def test_orphans_02_a_create_that_failed_and_made_a_machine_is_nobodys_orphan(world: World):
     async with world.leading() as term:
@@ -214,12 +259,27 @@ async def test_orphans_08_a_database_from_an_hour_ago_holds_every_sweep(world: W
         assert {*machines, orphan["id"]} <= await world.alive()
 
 
+async def test_a_hold_that_a_person_has_lifted_stays_lifted_for_the_next_leader(world: World):
+    """The machine that it was about is there still, and still has no row."""
+    orphan = await world.orphan(name=world.identity(attempt=KNOWN + 1))
+    async with world.leading(sweep_margin_s=60.0):
+        await world.blocked(orphan["id"], "fence")
+        await world.confirm(orphan["id"])
+
+    async with world.leading(sweep_margin_s=60.0) as term:
+        await world.blocked(orphan["id"], "grace")
+        await term.some_sweeps(10)
+        assert not await world.held()
+
+        newer = await world.orphan(name=world.identity(attempt=KNOWN + 2))
+        await until(world.held, what=f"the fence holds for {newer['id']}")
+
+
 @pytest.mark.slow
 async def test_orphans_11_a_hundred_at_once_wait_for_a_person_and_then_all_go(world: World):
     ids = [(await world.orphan(accelerator=None))["id"] for _ in range(100)]
 
     async with world.leading() as term:
-        await world.confirm()
         await world.blocked(ids[0], "ceiling")
         await term.some_sweeps()
         assert set(ids) <= await world.alive()
@@ -239,7 +299,6 @@ async def test_orphans_11_a_hundred_at_once_wait_for_a_person_and_then_all_go(wo
 async def test_orphans_11_an_approval_that_is_too_old_ends_nothing(world: World):
     ids = [(await world.orphan(accelerator=None))["id"] for _ in range(7)]
     async with world.leading() as term:
-        await world.confirm()
         await world.blocked(ids[0], "ceiling")
         async with begin(world.engine) as conn:
             await conn.execute(text("update orphan_finding set approved_at = now() - interval '61 minutes'"))
@@ -257,6 +316,7 @@ async def test_orphans_12_13_a_machine_whose_identity_is_damaged_is_told_and_lef
     world: World, name: str | None
 ):
     async with world.leading() as term:
+        await world.hold()
         orphan = await world.orphan()
         await world.finding(orphan["id"])
         await world.cloud.rename(orphan["id"], orphan["name"][:20] if name == "cut" else name)
@@ -298,6 +358,33 @@ async def test_orphans_15_a_claim_whose_finalizer_was_removed_by_hand_gives_its_
 
 
 @pytest.mark.slow
+async def test_orphans_15_while_the_kind_itself_is_gone_no_machine_ends_and_afterwards_each_does(
+    world: World,
+):
+    """Somebody has deleted the CRD, finalizers and all: that no claim can be read says nothing of any."""
+    async with world.leading() as term:
+        claim = await world.claim()
+        machine, orphan = await term.parts.rent(claim), await world.orphan()
+        try:
+            path = paths.crd("nodeclaims.nebula.inftyai.com")
+            await world.kube.patch(
+                paths.nodeclaim(claim["metadata"]["name"]), {"metadata": {"finalizers": None}}, kind="merge"
+            )
+            await world.kube.delete(path)
+            await until(lambda: _is_gone(world, path), what="the CRD is gone")
+            await term.some_sweeps()
+            assert {machine, orphan["id"]} <= await world.alive()
+        finally:
+            await composed.serve_our_kinds(world.kube)
+
+        await world.until_gone(machine, orphan["id"])
+
+
+async def _is_gone(world: World, path: str) -> bool:
+    return await world.kube.find(path) is None
+
+
+@pytest.mark.slow
 @pytest.mark.field_case("FX-01")
 async def test_orphans_16_a_terminate_that_fails_for_long_is_told_and_never_given_up(world: World):
     async with world.leading() as term:
@@ -330,20 +417,51 @@ async def test_orphans_17_18_a_machine_that_stopped_and_still_bills_is_told(worl
 
 
 @pytest.mark.field_case("FC-021")
-async def test_orphans_19_a_machine_deleted_in_the_console_is_told_and_its_run_closed(
+async def test_orphans_19_machines_deleted_in_the_console_in_any_phase_are_told_and_their_runs_closed(
     world: World,
 ):
     async with world.leading() as term:
-        machine = await term.parts.rent(await world.claim())
-        await until(lambda: machine in term.sweeper._lists.ids())
-        await world.cloud.remove(machine)
+        machines = {}
+        for phase, life in (
+            ("booting", {"boot_s": 3600.0}),
+            ("running", {"boot_s": 0.0}),
+            ("exited", {"boot_s": 0.0}),
+            ("ending", {"boot_s": 0.0}),
+        ):
+            await world.cloud.set_life(**life)
+            claim = await world.claim()
+            machines[phase] = await term.parts.rent(claim)
+        await until(lambda: set(machines.values()) <= term.sweeper._lists.ids())
+        await world.cloud.exit(machines["exited"], code=0)
+        broken = await world.cloud.add_fault("status", verb="terminate", status=500, unlimited=True)
+        await world.remove_claim(claim)  # the last one's
+        await until(lambda: world.rows("select 1 from rental where state = 'ending'"), what="it is ending")
+        for machine in machines.values():
+            await world.cloud.remove(machine)
+        await world.cloud.clear_faults(broken)
 
         async def told() -> bool:
-            return bool(await world.rows("select 1 from orphan_finding where kind = 'claim-without-machine'"))
+            gone = await world.rows("select resource_id from run where gone_at is not null")
+            lost = await world.rows("select 1 from orphan_finding where kind = 'claim-without-machine'")
+            return {row["resource_id"] for row in gone} == set(machines.values()) and len(lost) == 3
 
-        await until(told)
-        (run,) = await world.rows("select gone_at from run")
-        assert run["gone_at"] is not None
+        await until(told, what="every run is closed, and the three that have a claim are told")
+        assert await world.rows("select state from rental where state = 'ending'") == []
+        assert sum((await world.cloud.creates()).values()) == 4
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [{**SMALL, "offers": [{**offer, "regions": ["r1"]} for offer in SMALL["offers"]]}],
+    ids=["all is in r1"],
+)
+@pytest.mark.slow
+async def test_orphans_in_a_region_that_nothing_offers_any_more_are_found(world: World):
+    """Machines of ours were there once: so it is listed, whatever the pools may use now."""
+    await world.remember(sequence=KNOWN - 1, region="r2")
+    orphan = await world.orphan(region="r2")
+    async with world.leading():
+        await world.until_gone(orphan["id"])
 
 
 @pytest.mark.slow
@@ -358,7 +476,7 @@ async def test_fc_017_what_no_row_remembers_is_found_in_the_clouds_own_list(worl
     async with world.leading():
         for machine in machines:
             await world.finding(machine)
-        await world.confirm()
+        await world.confirm(*machines)
         await world.until_gone(*machines)
 
 
@@ -368,7 +486,6 @@ async def test_fc_018_a_machine_that_is_just_starting_is_left_alone(world: World
         uid_claim = await world.claim()
         young = await world.orphan(name=world.identity(uid_claim["metadata"]["uid"]), state="booting")
         stranger = await world.orphan(state="booting")
-        await world.confirm()
         await world.blocked(stranger["id"], "grace")
         await term.some_sweeps()
 
@@ -382,7 +499,6 @@ async def test_fc_015_orphans_on_the_last_page_are_found(world: World):
     ids = [(await world.orphan(accelerator=None))["id"] for _ in range(25)]
 
     async with world.leading(sweep_max_machines=100):
-        await world.confirm()
         await world.until_gone(*ids)
 
 
@@ -390,6 +506,7 @@ async def test_fc_015_orphans_on_the_last_page_are_found(world: World):
 @pytest.mark.parametrize("scenario", [{**SMALL, "quota_gpus": 8}], ids=["a quota of eight"])
 async def test_fc_076_an_orphan_that_holds_the_quota_is_told_and_swept_and_the_next_claim_runs(world: World):
     async with world.leading() as term:
+        await world.hold()
         orphan = await world.orphan()  # four GPUs are strangers', one is its
         claims = [await world.claim() for _ in range(4)]
         for claim in claims[:3]:
@@ -406,7 +523,6 @@ async def test_fc_076_an_orphan_that_holds_the_quota_is_told_and_swept_and_the_n
 async def test_report_mode_ends_nothing_that_is_not_approved(world: World):
     orphan = await world.orphan()
     async with world.leading(sweep_mode="report") as term:
-        await world.confirm()
         row = await world.blocked(orphan["id"], "report")
         await term.some_sweeps()
         assert orphan["id"] in await world.alive()
@@ -420,7 +536,6 @@ async def test_report_mode_ends_nothing_that_is_not_approved(world: World):
 async def test_the_first_time_after_an_install_only_tells(world: World):
     orphan = await world.orphan()
     async with world.leading(sweep_report_only_s=3600.0) as term:
-        await world.confirm()
         await world.blocked(orphan["id"], "report")
         await term.some_sweeps()
 
@@ -432,7 +547,6 @@ async def test_orphans_10_a_leader_that_loses_the_lead_in_a_sweep_ends_nothing_m
     ids = [(await world.orphan(accelerator=None))["id"] for _ in range(8)]
     async with world.leading(sweep_max_machines=20) as term:
         held = await world.cloud.pause(verb="terminate")
-        await world.confirm()
         await world.cloud.until(lambda truth: truth["calls"].get("terminate", 0) >= 1)
         term.parts.leader.leads = False
         await world.cloud.resume(held)
@@ -446,22 +560,20 @@ async def test_orphans_10_a_leader_that_loses_the_lead_in_a_sweep_ends_nothing_m
         assert len(await world.alive()) >= 8 - AT_ONCE
 
     async with world.leading(sweep_max_machines=20):
-        await world.confirm()
         await world.until_gone(*ids)
 
 
 async def test_a_protected_machine_stays_and_is_shown_until_its_time_is_over(world: World):
     orphan = await world.orphan()
+    async with begin(world.engine) as conn:
+        await conn.execute(
+            text("""
+                insert into protection (provider, account, resource_id, until, reason, by)
+                values ('fake', 'default', :id, now() + interval '1 hour', 'debugging', 'ada')
+            """),
+            {"id": orphan["id"]},
+        )
     async with world.leading() as term:
-        async with begin(world.engine) as conn:
-            await conn.execute(
-                text("""
-                    insert into protection (provider, account, resource_id, until, reason, by)
-                    values ('fake', 'default', :id, now() + interval '1 hour', 'debugging', 'ada')
-                """),
-                {"id": orphan["id"]},
-            )
-        await world.confirm()
         row = await world.blocked(orphan["id"], "protect")
         assert row["decision"] == "protect"
         await term.some_sweeps()
@@ -479,6 +591,7 @@ async def test_a_protected_machine_stays_and_is_shown_until_its_time_is_over(wor
 
 async def test_the_history_of_a_finding_cannot_be_changed(world: World):
     orphan = await world.orphan()
+    await world.hold()
     async with world.leading():
         await world.finding(orphan["id"])
     for statement in ("delete from orphan_event", "update orphan_event set what = 'nothing'"):
@@ -498,6 +611,29 @@ async def test_the_bound_is_written_down_for_every_account(world: World):
             grace + 2 * QUICK["sweep_every_s"] + 2 * QUICK["list_rest_s"] + QUICK["call_timeout_s"]
         )
     }
+
+
+@pytest.mark.slow
+async def test_orphans_21_after_the_faults_ours_are_gone_within_the_bound_that_is_printed(world: World):
+    """By the database's clock, from when the faults stop. Strangers' machines are `world`'s to look at."""
+    async with world.leading(call_timeout_s=3.0, sweep_every_s=1.0) as term:
+        ids = [(await world.orphan())["id"] for _ in range(4)]
+        for fault in (
+            {"kind": "status", "status": 500, "verb": "terminate"},
+            {"kind": "garbage", "verb": "get"},
+            {"kind": "truncate", "verb": "list", "keep": 2},
+        ):
+            await world.cloud.add_fault(unlimited=True, **fault)
+        await until(lambda: any(each.unknown for each in term.sweeper._lists.newest.values()))
+        await term.some_sweeps()
+        assert set(ids) <= await world.alive()
+
+        (calm,) = await world.rows("select clock_timestamp() as at")
+        await world.cloud.clear_faults()
+        gone = [(await world.finding(one, open_=False))["gone_confirmed_at"] for one in ids]
+
+    (run,) = await world.rows("select bounds from sweep_run where bounds::text <> '{}' order by id limit 1")
+    assert max(gone) - calm["at"] <= timedelta(seconds=run["bounds"]["fake/default"])
 
 
 async def test_a_machines_own_limit_is_put_off_for_as_long_as_its_claim_lives(world: World):

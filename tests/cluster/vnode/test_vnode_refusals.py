@@ -161,6 +161,19 @@ async def test_a_pod_without_a_claim_is_let_go_at_once(world: World) -> None:
         await world.until_gone(pod)
 
 
+async def test_a_pod_whose_claim_cannot_be_read_is_not_let_go_for_its_machine_may_be_there(
+    world: World,
+) -> None:
+    async with world.running():
+        pod = await world.pod(claim={"accelerator": "many H100s"})
+        await world.until_reason(pod, "ConfigError")
+
+        await world.kube.delete(paths.pod(world.namespace, pod["metadata"]["name"]))
+
+        await world.until_event(pod, "TerminateRetrying")
+        assert await world.kube.find(paths.pod(world.namespace, pod["metadata"]["name"])) is not None
+
+
 @pytest.mark.behaviour(122)
 async def test_a_missing_pool_is_a_config_error_until_it_appears(world: World) -> None:
     late = f"{world.pool}-late"

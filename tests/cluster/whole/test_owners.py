@@ -251,7 +251,7 @@ async def test_a_drained_node_gets_its_pods_evicted_and_no_new_ones_until_it_is_
 
 
 @pytest.mark.field_case("FC-056")
-async def test_a_deleted_namespace_takes_its_machines_with_it(owners: Owners) -> None:
+async def test_orphans_15_a_deleted_namespace_takes_its_machines_with_it(owners: Owners) -> None:
     await owners.deployment("serve", "again", replicas=2)
     await owners.job("work", "once")
     await owners.ready(3)
@@ -263,7 +263,7 @@ async def test_a_deleted_namespace_takes_its_machines_with_it(owners: Owners) ->
 
 @pytest.mark.behaviour(166)
 @pytest.mark.field_case("FC-007")
-async def test_a_force_deleted_pods_machine_is_ended(owners: Owners) -> None:
+async def test_orphans_15_a_force_deleted_pods_machine_is_ended(owners: Owners) -> None:
     pod = owners.template("again")
     pod["metadata"]["name"] = "bare"
     await owners.kubectl("create", "-f", "-", stdin={"apiVersion": "v1", "kind": "Pod", **pod})
@@ -277,7 +277,9 @@ async def test_a_force_deleted_pods_machine_is_ended(owners: Owners) -> None:
 
 @pytest.mark.behaviour(167)
 @pytest.mark.field_case("FC-007")
-async def test_a_pod_force_deleted_while_nobody_looks_is_ended_after_the_restart(owners: Owners) -> None:
+async def test_orphans_15_a_pod_force_deleted_while_nobody_looks_is_ended_afterwards(
+    owners: Owners,
+) -> None:
     pod = owners.template("again")
     pod["metadata"]["name"] = "bare"
     await owners.kubectl("create", "-f", "-", stdin={"apiVersion": "v1", "kind": "Pod", **pod})

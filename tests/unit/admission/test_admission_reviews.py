@@ -194,6 +194,7 @@ def test_with_a_url_each_webhook_has_its_path_below_it():
     assert urls == {
         "https://10.0.0.1:9443/x/mutate--v1-pod",
         "https://10.0.0.1:9443/x/validate--v1-pod",
+        "https://10.0.0.1:9443/x/warn--v1-pod",
         "https://10.0.0.1:9443/x/validate-nebula-inftyai-com-v1alpha1-nodepool",
     }
     assert certificate_names(namespace="n", url="https://10.0.0.1:9443/x/", service="s") == ["10.0.0.1"]
@@ -221,4 +222,5 @@ def test_13_a_pod_is_refused_without_us_and_a_pool_is_not():
         keys.POD_MUTATING_WEBHOOK: "Fail",
         keys.POD_VALIDATING_WEBHOOK: "Fail",
         keys.NODE_POOL_VALIDATING_WEBHOOK: "Ignore",
+        keys.POD_WARNING_WEBHOOK: "Ignore",
     }

@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.admission.spelling import misspelt
+from app.admission.spelling import misspelt, not_opted_in
 from app.api import keys
 
 
@@ -42,3 +42,28 @@ def test_what_is_known_or_anothers_is_let_through():
     }
 
     assert misspelt({"labels": labels, "annotations": annotations}) == []
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        ({keys.ENABLED_LABEL: "True"}, "label nebula.inftyai.com/enabled is 'True', not 'true'"),
+        ({keys.ENABLED_LABEL: ""}, "label nebula.inftyai.com/enabled is '', not 'true'"),
+        ({"nebula.inftyai.com/enable": "true"}, "by nebula.inftyai.com/enable?"),
+        ({"nebula.infytai.com/enabled": "true"}, "by nebula.infytai.com/enabled?"),
+        ({"inftyai.com/enabled": "true", keys.NODE_POOL_LABEL: "p"}, "by inftyai.com/enabled?"),
+        ({keys.NODE_POOL_LABEL: "p"}, "it has labels of nebula.inftyai.com, but not"),
+    ],
+)
+def test_a_pod_that_is_almost_opted_in_gets_a_warning(labels, words):
+    (warning,) = not_opted_in({"labels": labels})
+
+    assert warning.startswith("no machine is rented for this Pod: ")
+    assert words in warning
+
+
+@pytest.mark.parametrize("said", ["true", "false"])
+def test_a_pod_that_says_what_it_wants_gets_none(said: str):
+    assert not_opted_in({"labels": {keys.ENABLED_LABEL: said, keys.NODE_POOL_LABEL: "p"}}) == []
+    assert not_opted_in({"labels": {"app": "x"}}) == []
+    assert not_opted_in({}) == []

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from app.inventory.identity import Identity, SharedPart, parse_part
-from app.sweep.model import Facts, Finding, Next
+from app.sweep.model import By, Facts, Finding, Limits, Next
 from app.sweep.parts import PartList, judge_parts
 from providers.base import Ref, ResourceId
 from providers.capabilities import Part, PartKind
@@ -49,17 +49,26 @@ def judged(
     "part",
     [
         a_part(),
-        a_part(PartKind.VOLUME),  # made for this claim, and for no other
         a_part(PartKind.REGISTRY_LOGIN, SHARED, in_use=False),
         a_part(PartKind.TEMPLATE, SHARED, in_use=None),  # and nothing of ours is left in the account
     ],
-    ids=["a claim's key", "a claim's volume", "a login that nobody uses", "the last template"],
+    ids=["a claim's key", "a login that nobody uses", "the last template"],
 )
 def test_orphans_o13_a_part_of_ours_that_nothing_needs_is_dropped(part: Part):
     (finding,) = judged(part)
 
     assert finding.next is Next.TERMINATE
     assert finding.resource_id == f"{part.kind.value}/k-1"
+
+
+def test_orphans_o13_a_claims_own_volume_is_told_and_goes_only_by_policy():
+    kept = judged(a_part(PartKind.VOLUME))
+    dropped = judged(a_part(PartKind.VOLUME), facts(limits=Limits(volumes=True)))
+    shared = judged(a_part(PartKind.VOLUME, SHARED, in_use=False), facts(limits=Limits(volumes=True)))
+
+    assert [(one.by, one.next) for one in kept] == [(By.PERSON, Next.REPORT)]
+    assert [(one.by, one.next) for one in dropped] == [(By.SWEEP, Next.TERMINATE)]
+    assert shared == ()
 
 
 @pytest.mark.parametrize(
