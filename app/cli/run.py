@@ -77,7 +77,6 @@ def command(**flags: Any) -> None:
             except NotBroughtUp as error:
                 raise click.ClickException(str(error)) from None
         from app.inventory.accounts import BadOptions
-        from app.kube.webhooks import OtherInstallation
 
         try:
             asyncio.run(_run(settings))
@@ -85,8 +84,6 @@ def command(**flags: Any) -> None:
             raise _first(refused) from None
         except* BadOptions as refused:
             raise click.UsageError(str(_first(refused))) from None
-        except* OtherInstallation as refused:  # both have started at the same moment
-            raise click.ClickException(str(_first(refused))) from None
         except* OSError as refused:  # an address that somebody else listens on
             raise click.ClickException(str(_first(refused))) from None
         except* Exception as failures:

@@ -152,6 +152,9 @@ class WebhookKeeper:
             self._woken.clear()
             try:
                 await self.apply()
+            except OtherInstallation as error:  # both have started at the same moment, or one was moved
+                log.critical("the cluster has another installation", error=str(error))
+                raise
             except KubeError as error:
                 log.warning("webhook configurations not kept", error=str(error))
             try:
