@@ -595,7 +595,9 @@ _FACTS: Mapping[str, str] = {
 _OBSERVE = text(f"""
     update run set
         first_seen_at = coalesce(first_seen_at, case when f.seen then clock_timestamp() end),
-        terminate_asked_at = coalesce(terminate_asked_at, case when f.asked then clock_timestamp() end),
+        -- what is asked of a machine that is known to be gone ends nothing: it had ended by itself
+        terminate_asked_at = coalesce(terminate_asked_at,
+            case when f.asked and gone_at is null then clock_timestamp() end),
         running_at = coalesce(running_at, case when f.running then clock_timestamp() end),
         stops = case when f.again and coalesce(run.provider_ended_at, run.exited_at) is not null
             then run.stops || jsonb_build_array(jsonb_build_object(

@@ -457,7 +457,7 @@ class Seed:
             if not machine["phantom"]:  # nobody has told the price of what never was
                 assert run["usd_per_hour"] == self.usd_per_hour, f"{machine_id}: {dict(run)}"
             if machine["terminates"] and run["terminate_asked_at"] is not None:
-                assert run["terminate_asked_at"] <= run["gone_at"]
+                assert run["terminate_asked_at"] <= run["gone_at"], f"{machine_id}: {dict(run)}"
             bill, cost = Decimal(machine["bill_usd"]), costs.get(machine_id, Decimal(0))
             if self.tells_bills:
                 assert cost == bill, f"{machine_id}: its bill is {bill}, the ledger has {cost}: {dict(run)}"

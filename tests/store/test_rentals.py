@@ -73,6 +73,17 @@ async def test_facts_of_many_machines_are_one_statement_and_each_is_written_once
     assert after["m-2"].gone_at is not None
 
 
+async def test_what_is_asked_of_a_machine_that_is_gone_is_no_end_that_we_asked_for(two_runs: AsyncEngine):
+    """Else one that vanished while nobody looked would be billed until it was missed."""
+    for fact in (a_fact("m-1", gone=True), a_fact("m-1", asked=True)):
+        async with single(two_runs) as conn:
+            await rentals.observe(conn, [fact])
+
+    run = (await runs(two_runs))["m-1"]
+    assert run.gone_at is not None
+    assert run.terminate_asked_at is None
+
+
 async def test_numbers_are_drawn_by_the_dozen_and_nobody_else_gets_them(engine: AsyncEngine):
     async with single(engine) as one, single(engine) as other:
         first = await rentals.next_sequences(one, above=0, count=8)
