@@ -415,16 +415,17 @@ class Lifecycle:
         if (wait_s := course.seen_at + CLAIM_LAG_S - self._clock()) > 0:
             return Again(wait_s)
         uid, (provider, account) = pod["metadata"]["uid"], self._key
-        if has_started(pod):
+        others = self._claims.by_index(CLAIMS_BY_POD, uid)
+        if has_started(pod) or (status.was_placed(pod) and not others):
             if await self._claim_exists(uid):
                 return Again(CLAIM_LAG_S)
             # No claim of a living Pod goes but by a person's hand, who may have done it while nobody led.
+            # Nobody makes another: a Pod that waited for one would wait for ever.
             gone = status.claim_deleted(
                 pod, self._runs.machine(course), claim=course.claim_deleted or "", now=self._now()
             )
             await self._write(pod, course, gone)
             return None
-        others = self._claims.by_index(CLAIMS_BY_POD, uid)
         message = f"no NodeClaim for this Pod on {provider}/{account}: nothing is rented"
         if others:
             message += f" (NodeClaim {_names(others)} is for another provider or account)"

@@ -68,6 +68,11 @@ def has_started(pod: Obj) -> bool:
     return is_running(pod) or keys.INSTANCE_ID_ANNOTATION in annotations
 
 
+def was_placed(pod: Obj) -> bool:
+    """Whether placement has lifted its gate, so that it had a claim then. Admission clears the annotation."""
+    return keys.CAPACITY_TYPE_ANNOTATION in (pod["metadata"].get("annotations") or {})
+
+
 def says_something(pod: Obj) -> bool:
     """Whether we have written a reason already: then the next one need not wait."""
     return bool(_status(pod).get("reason"))

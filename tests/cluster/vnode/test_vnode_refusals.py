@@ -130,6 +130,21 @@ async def test_a_pod_without_a_claim_gets_config_error_and_nothing_is_rented(wor
         await world.until_ready(pod)
 
 
+async def test_a_placed_pod_whose_claim_was_torn_out_before_it_was_rented_for_is_over(world: World) -> None:
+    """Its owner replaces it; nobody would ever make another claim for this one."""
+    placed = {"metadata": {"annotations": {keys.CAPACITY_TYPE_ANNOTATION: "OnDemand"}}}
+    async with world.running():
+        pod = await world.pod(claimed=False)
+        path = paths.pod(world.namespace, pod["metadata"]["name"])
+        await world.kube.patch(path, placed, kind="merge")
+
+        shown = await world.until_reason(pod, "Terminated")
+
+        assert shown["status"]["phase"] == "Failed"
+        assert "NodeClaim" in shown["status"]["message"]
+        assert await world.cloud.creates() == {}
+
+
 @pytest.mark.behaviour(408)
 async def test_a_claim_of_another_uid_rents_nothing_for_this_pod(world: World) -> None:
     async with world.running():
