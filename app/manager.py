@@ -13,6 +13,7 @@ import socket
 from base64 import b64decode
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
+from secrets import token_urlsafe
 from typing import Any
 
 import structlog
@@ -32,11 +33,12 @@ from app.kube.client import Kube, Obj
 from app.kube.credentials import CredentialSecrets
 from app.kube.errors import Exists, KubeError
 from app.kube.events import Recorder
-from app.kube.installation import INSTALLATION_SECRET
+from app.kube.installation import INSTALLATION_SECRET, MACHINES_SECRET
 from app.kube.lease import Election, Term, TermOver, boot_clock
 from app.kubelet.server import Kubelet
 from app.ledger.budgets import Budgets
 from app.ledger.duty import Ledger
+from app.machines.keys import SECRET_BYTES
 from app.mirror.mirror import Mirror
 from app.placement.bindings import Bindings
 from app.placement.controller import Placement
@@ -157,7 +159,8 @@ class Replica:
         structlog.contextvars.bind_contextvars(installation=installation)
         engine = engine_of(settings)
         secrets = CredentialSecrets(self._kube, namespace=settings.namespace)
-        accounts = Accounts(settings, installation, credentials=secrets.of)
+        machine_secret = await self._machine_secret()
+        accounts = Accounts(settings, installation, credentials=secrets.of, machine_secret=machine_secret)
         stock = Stock(
             offerings=self._offerings,
             catalogue=self._catalogue,
@@ -211,24 +214,30 @@ class Replica:
     # --- who we are ---
 
     async def _installation(self) -> str:
-        """Our id, from the Secret beside the Lease; made by whoever comes first."""
-        path = paths.secret(self._settings.namespace, INSTALLATION_SECRET)
+        """Our id, from the Secret beside the Lease."""
+        return _decoded(await self._kept(INSTALLATION_SECRET, "id", new=new_installation))
+
+    async def _machine_secret(self) -> bytes:
+        """What machines' keys are derived from. Without that Secret, machines rented before let nobody in."""
+        return b64decode(await self._kept(MACHINES_SECRET, "key", new=lambda: token_urlsafe(SECRET_BYTES)))
+
+    async def _kept(self, name: str, entry: str, *, new: Callable[[], str]) -> str:
+        """The entry of an immutable Secret of ours, in base64; made by whichever replica comes first."""
+        path = paths.secret(self._settings.namespace, name)
         secret = await self._kube.find(path)
         if secret is None:
             body: Obj = {
                 "apiVersion": "v1",
                 "kind": "Secret",
-                "metadata": {
-                    "name": INSTALLATION_SECRET,
-                    "labels": {keys.MANAGED_BY_LABEL: keys.MANAGED_BY},
-                },
+                "metadata": {"name": name, "labels": {keys.MANAGED_BY_LABEL: keys.MANAGED_BY}},
                 "immutable": True,
-                "stringData": {"id": new_installation()},
+                "stringData": {entry: new()},
             }
             with suppress(Exists):
                 await self._kube.create(paths.secrets(self._settings.namespace), body)
             secret = await self._kube.get(path)
-        return _decoded(secret["data"]["id"])
+        kept: str = secret["data"][entry]
+        return kept
 
     async def _keep_store(self, engine: AsyncEngine, installation: str) -> None:
         """Migrate, compare ids, and from then on watch whether the store answers."""

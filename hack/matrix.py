@@ -23,7 +23,7 @@ _CAPABILITIES: dict[str, type] = {
     "`kubectl logs`": capabilities.StreamsLogs,
     "`kubectl exec`, by the cloud": capabilities.Executes,
     "`kubectl attach`, by the cloud": capabilities.Attaches,
-    "exec and attach through SSH": capabilities.ReachableBySsh,
+    "exec and port-forward through SSH, where an option asks for it": capabilities.ReachableBySsh,
     "a URL for a port": capabilities.Connects,
     "usage of CPU, memory and GPUs": capabilities.ReportsUsage,
     "starts a workload again on its machine": capabilities.Restarts,

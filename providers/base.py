@@ -344,6 +344,9 @@ class Machine:
     """One machine as a list or a get shows it. ``identity`` is the raw name or tag, parsed elsewhere.
 
     Where a cloud has several carriers of it, the one that people edit least: tag or environment before name.
+    ``maybe`` is an identity that one carrier tells and another denies, where it cannot be seen whether that
+    is our machine under another name or somebody's copy of it: it is never ended for that, and while it is
+    shown the attempt of that identity is not absent.
     ``created_at``, ``started_at`` and ``end.at`` are the provider's clock. ``meters`` are those running now,
     so an exited machine shows what it still costs. ``ports`` is empty where every port is itself at
     ``endpoint``. ``location`` is the finest place that the cloud names (zone, data centre, country).
@@ -354,6 +357,7 @@ class Machine:
     ref: Ref
     identity: str | None
     state: MachineState
+    maybe: str | None = None
     created_at: datetime | None = None
     started_at: datetime | None = None
     end: End | None = None
@@ -482,6 +486,10 @@ class Throttled(ProviderError):
 
 class Unavailable(ProviderError):
     """A read, or a terminate, did not get a usable answer. It says nothing about any machine."""
+
+
+class NotOffered(ProviderError):
+    """This machine has no such way in, and will not get one. The message says what to ask for instead."""
 
 
 class CredentialRejected(Unavailable):

@@ -255,11 +255,17 @@ class Dials(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SshAddress:
-    """Where sshd of a machine listens, and as whom to log in. Read anew each time: addresses change hands."""
+    """Where sshd of a machine listens, and as whom to log in. Read anew each time: addresses change hands.
+
+    ``identity`` is that of the attempt whose key it takes. ``variable`` is the one in the container's
+    environment that holds it: a server whose host key nobody could install proves itself by telling it.
+    """
 
     host: str
     port: int
     user: str
+    identity: str
+    variable: str
 
 
 @runtime_checkable
@@ -269,9 +275,11 @@ class ReachableBySsh(Protocol):
     async def ssh(self, ref: Ref) -> SshAddress | None:
         """The address; None when the cloud has no such machine.
 
-        The host is believed by the attempt's host key where we could install one, never by its address.
+        The host is believed by the attempt's host key where we could install one, else by the identity that
+        its container tells (`SshAddress.variable`), never by its address.
 
         Raises:
+            NotOffered: this machine runs no sshd, since nobody asked for one.
             Unavailable, Throttled: ask again; a machine without an address yet, too.
         """
         ...

@@ -50,6 +50,7 @@ class Account:
     provision_timeout_s: float
     boot_deadline_s: float
     credentials: Mapping[str, str] = field(default_factory=dict, repr=False)
+    machine_secret: bytes = field(default=b"", repr=False)
 
     @property
     def key(self) -> tuple[str, str]:
@@ -72,6 +73,8 @@ class Accounts:
     settings: Settings
     installation: str
     credentials: Callable[[ProviderEntry], Awaitable[Mapping[str, str] | None]] = _none
+    machine_secret: bytes = field(default=b"", repr=False)
+    """What the keys of machines are derived from (`app.machines.keys`); empty: machines get none."""
     trouble: dict[tuple[str, str], str] = field(default_factory=dict)
     """Why accounts are not open, those that were tried in vain."""
     _open: dict[tuple[str, str], Account] = field(default_factory=dict)
@@ -233,6 +236,7 @@ class Accounts:
             adapter=entry.adapter,
             account_id=account_id,
             credentials=credentials,
+            machine_secret=self.machine_secret,
             traits=traits,
             budget=CallBudget(rate=traits.calls_per_s, burst=traits.call_burst),
             settle_after_s=traits.settle_after_s

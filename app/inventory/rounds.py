@@ -100,6 +100,7 @@ class Inventory:
         self._places: dict[Place, _PlaceState] = {}
         self._known: dict[tuple[str, str, ResourceId], Known] = {}
         self._by_claim: dict[ClaimUid, set[tuple[str, str, ResourceId]]] = {}
+        self._doubts: dict[Place, dict[ResourceId, tuple[Identity, float]]] = {}
         self._ending: set[tuple[str, str, ResourceId]] = set()
         self._busy: dict[AccountKey, set[ClaimUid]] = {}
         self._wake: dict[AccountKey, asyncio.Event] = {}
@@ -145,6 +146,17 @@ class Inventory:
             known.place == place and known.machine.exists and known.shown_at >= earlier
             for known in self.of_claim(uid)
         )
+
+    def doubt(self, uid: ClaimUid, place: Place, *, attempts: Iterable[int]) -> ResourceId | None:
+        """A machine that may be one of these attempts', and may as well be somebody's copy (`Machine.maybe`).
+
+        It counts until a complete round does not show it so any more.
+        """
+        wanted = frozenset(attempts)
+        for resource_id, (identity, _) in self._doubts.get(place, {}).items():
+            if identity.claim_uid == uid and identity.attempt in wanted:
+                return resource_id
+        return None
 
     def now(self) -> float:
         """This inventory's clock."""
@@ -271,6 +283,7 @@ class Inventory:
             unknown = await self._unexplained_shrink(account, state, shown, listed)
         for machine, identity in ours:
             self._remember(machine, identity, place, began)
+        self._doubt(place, one.machines, began, complete=unknown is None)
         if unknown is None:
             state.complete.append(began)
             state.ours = shown
@@ -292,6 +305,17 @@ class Inventory:
     def _ours(self, machine: Machine) -> Identity | None:
         identity = parse(machine.identity)
         return identity if identity and identity.installation == self._installation else None
+
+    def _doubt(self, place: Place, machines: Iterable[Machine], began: float, *, complete: bool) -> None:
+        doubts = self._doubts.setdefault(place, {})
+        for machine in machines:
+            identity = parse(machine.maybe)
+            if identity is not None and identity.installation == self._installation and machine.exists:
+                doubts[machine.ref.resource_id] = (identity, began)
+                self.highest_sequence = max(self.highest_sequence, identity.sequence)
+        if complete:
+            for resource_id in [one for one, (_, at) in doubts.items() if at < began]:
+                del doubts[resource_id]
 
     def _wrong_account(self, account: Account, one: Round) -> str | None:
         recorded = self._recorded_account(account.key)

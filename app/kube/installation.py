@@ -12,6 +12,7 @@ from app.kube.client import Kube
 from app.kube.errors import KubeError
 
 INSTALLATION_SECRET: Final = "nebula-installation"
+MACHINES_SECRET: Final = "nebula-machines"
 
 
 class OtherInstallation(Exception):

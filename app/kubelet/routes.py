@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 
 from app.inventory.budget import Urgency
 from app.kube.errors import KubeError
-from app.kubelet import channels, forward, options, session, usage, websocket
+from app.kubelet import channels, forward, options, session, usage, ways, websocket
 from app.kubelet.callers import STREAM_VERB, Caller, Callers, Unanswered
 from app.kubelet.channels import SpdyChannels, Wanted, WebSocketChannels
 from app.kubelet.find import Finder, Target
@@ -28,8 +28,8 @@ from app.kubelet.output import NoLog, Outputs
 from app.kubelet.peers import Lost, SpdyPeer
 from app.kubelet.usage import Meterer
 from app.kubelet.ways import Way
-from providers.base import ProviderError
-from providers.capabilities import Attaches, Executes, Session
+from providers.base import NotOffered, ProviderError
+from providers.capabilities import Attaches, Executes, ReachableBySsh, Session, SshAddress
 
 log = structlog.get_logger()
 START_S = 30.0  # a cloud that has not started a command by then has not started it
@@ -147,15 +147,36 @@ class Routes:
             raise _Refused(400, "you must specify a command", reason="BadRequest")
         target, wanted, container = await self._session(request)
         provider, ref = target.provider, target.ref
-        if not isinstance(provider, Executes):
-            raise self._unable(target, "runs no further commands in its machines: kubectl exec does not work")
+        if isinstance(provider, ReachableBySsh):
+            address = await self._sshd(target)
 
-        async def start() -> Session | None:
-            assert ref is not None
-            return await provider.exec(ref, command, stdin=wanted.stdin, terminal=wanted.terminal)
+            async def start() -> Session | None:
+                return await ways.command(
+                    target, address, command, stdin=wanted.stdin, terminal=wanted.terminal
+                )
+        elif isinstance(provider, Executes):
+
+            async def start() -> Session | None:
+                assert ref is not None
+                return await provider.exec(ref, command, stdin=wanted.stdin, terminal=wanted.terminal)
+        else:
+            raise self._unable(target, "runs no further commands in its machines: kubectl exec does not work")
 
         _did("exec", caller, target, container=container, stdin=wanted.stdin, tty=wanted.terminal)
         return await self._serve(request, target, wanted, start, attached=False)
+
+    async def _sshd(self, target: Target) -> SshAddress | None:
+        try:
+            async with asyncio.timeout(START_S):
+                return await ways.address_of(target)
+        except NotOffered as error:
+            name = target.ref.provider if target.ref is not None else "?"
+            raise _Refused(404, f'provider "{name}": {error}', reason="NotFound") from None
+        except (ProviderError, TimeoutError) as error:
+            text = str(error) or f"no answer within {START_S:g} s"
+            raise _Refused(
+                500, f"error executing command in container: {text}", reason="InternalError"
+            ) from None
 
     async def _attach(self, request: Request) -> ASGIApp:
         caller = await self._admit(request, verb=STREAM_VERB, subresource="proxy")

@@ -1,19 +1,49 @@
-"""The way to a port of a machine: through its cloud, or to the address that the cloud names."""
+"""The ways into a machine: through its cloud, to the address that the cloud names, or through its sshd."""
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from app.inventory.accounts import Account
 from app.inventory.budget import Urgency
 from app.inventory.places import place_of
 from app.kubelet.find import Target
-from providers.base import Machine, Provider, Ref, Unavailable
-from providers.capabilities import Dials, Pipe
+from app.machines import ssh
+from providers.base import Machine, NotOffered, Provider, Ref, Unavailable
+from providers.capabilities import Dials, Pipe, ReachableBySsh, Session, SshAddress
 from providers.pipes import PIECE_BYTES, TcpPipe
 
 CONNECT_S = 10.0
 FRESH_S = 5.0
+
+
+async def address_of(target: Target) -> SshAddress | None:
+    """Where the machine's sshd is; None when there is no machine.
+
+    Raises:
+        NotOffered: it has none.
+        ProviderError: it cannot be told now.
+    """
+    if target.account is None or target.ref is None:
+        raise Unavailable("it has no machine")
+    provider: ReachableBySsh = target.provider
+    await target.account.budget.take(Urgency.RENT)
+    return await provider.ssh(target.ref)
+
+
+async def command(
+    target: Target, address: SshAddress | None, words: Sequence[str], *, stdin: bool, terminal: bool
+) -> Session | None:
+    """Run a command through the machine's sshd; None when there is no machine.
+
+    Raises:
+        ProviderError: it was not started.
+    """
+    if address is None or target.account is None:
+        return None
+    secret = target.account.machine_secret
+    return await ssh.run(address, secret=secret, command=words, stdin=stdin, terminal=terminal)
 
 
 class Way:
@@ -47,6 +77,11 @@ class Way:
             return pipe
         machine = await self._look(provider, target.account, target.ref)
         place = place_of(machine, port)
+        if (place is None or place.base) and isinstance(provider, ReachableBySsh):
+            with suppress(NotOffered):
+                if (address := await address_of(target)) is None:
+                    raise Unavailable("its machine is gone")
+                return await ssh.dial(address, secret=target.account.machine_secret, port=port)
         if place is None:
             named = ", ".join(str(each.port) for each in machine.ports)
             raise Unavailable(f"the cloud opens {'only ' + named if named else 'no port of its machine'}")

@@ -6,7 +6,7 @@ One `Core` a replica. Nothing in it outlives the process but what the rows say.
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from decimal import Decimal
 from typing import Any
@@ -32,6 +32,7 @@ from providers.base import (
     Machine,
     MachineState,
     Meter,
+    MeterKind,
     Offering,
     ProviderError,
     Ref,
@@ -98,6 +99,28 @@ class Core:
         places = {self.inventory.place(claim.key, region) for region in regions}
         return None if None in places else sorted((place for place in places if place), key=str)
 
+    def doubt(self, claim: ClaimSpec, places: Iterable[Place], rows: Rows) -> str | None:
+        """Why an unanswered attempt is not settled though no list shows its machine; None: it is.
+
+        A pod that a person has renamed, and a person's copy of a pod, look alike. So neither is ended, and
+        nothing else is rented for the claim, until a person has said which it is.
+        """
+        attempts = [attempt.number for attempt in rows.unsettled()]
+        recorded = {run.resource_id for run in rows.runs}
+        for place in places:
+            found = self.inventory.doubt(claim.uid, place, attempts=attempts)
+            if found is not None and found not in recorded:
+                doubt = (
+                    f"machine {found} may be the one that an unanswered request made, under another name:"
+                    " give it its name back if it is, or delete it"
+                )
+                life = self.life(claim)
+                if life.doubt != doubt:  # said once
+                    life.doubt = doubt
+                    log.warning("not settled", claim=claim.name, why=doubt)
+                return doubt
+        return None
+
     async def load(self, claim: ClaimSpec) -> Rows:
         """All rows of the claim.
 
@@ -141,13 +164,14 @@ class Core:
     async def adopt(self, life: Life, known: Known, *, epoch: int) -> bool:
         """Record a machine that a round or a get has shown. True: it is the rental's own one."""
         claim, machine = life.claim, known.machine
+        meters = await self._ran_on(claim, known)
         facts = RunFacts(
             attempt=known.identity.attempt,
             resource_id=machine.ref.resource_id,
             region=machine.ref.region,
             account_id=self.account_id(claim),
-            meters=meters_json(machine.meters),
-            usd_per_hour=usd_per_hour(machine.meters),
+            meters=meters_json(meters),
+            usd_per_hour=usd_per_hour(meters),
             accepted=False,
             seen=True,
             provider_created_at=machine.created_at,
@@ -166,6 +190,34 @@ class Core:
         )
         self.notify(claim.uid)
         return main == machine.ref.resource_id
+
+    async def _ran_on(self, claim: ClaimSpec, known: Known) -> tuple[Meter, ...]:
+        """The meters of a machine that is recorded now.
+
+        One that is over when it is first seen shows what it still costs, such as its disk, and not what it
+        ran on: that is what was ordered. Where nobody knows it there are none, and its seconds are unpriced.
+        """
+        machine = known.machine
+        kinds = {meter.kind for meter in machine.meters}
+        up = machine.state not in (MachineState.EXITED, MachineState.GONE)
+        if up or claim.accelerator is None or kinds & {MeterKind.GPU, MeterKind.MACHINE}:
+            return machine.meters
+        async with single(self.engine) as conn:
+            shape = await rentals.shape_of(conn, claim.uid, number=known.identity.attempt)
+        regions = (claim.region, machine.ref.region, "")
+        offers = self.offerings.get(*claim.key)
+        ordered = [
+            offer
+            for offer in (offers.offerings if offers is not None else ())
+            if offer.accelerator is not None
+            and offer.accelerator.key == claim.accelerator.key
+            and offer.tier is claim.tier
+            and offer.region in regions
+            and shape in (None, offer.shape)
+        ]
+        if len(ordered) == 1:
+            return (*(meter for meter in ordered[0].meters if meter.kind not in kinds), *machine.meters)
+        return ()
 
     async def next_sequence(self, *, above: int) -> int:
         """A sequence number above ``above`` that nobody else gets. Drawn by the dozen: gaps do no harm."""

@@ -43,6 +43,7 @@ class Life:
     tail_tried: bool = False
     waiting: bool = False
     ending_epoch: int | None = None
+    doubt: str = ""
     parted: "Parted | None" = None
     terminated: dict[ResourceId, float] = field(default_factory=dict)
     noted: dict[ResourceId, tuple[object, ...]] = field(default_factory=dict)

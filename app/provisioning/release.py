@@ -120,6 +120,9 @@ class Releaser:
                 life.parted = Parted(at=core.clock(), unknown_s=unknown_s)
             why = "waiting for two complete lists without it"
             return self._again(life, True, Why.TERMINATING, why, unknown_s=unknown_s)
+        places = core.places(claim, {attempt.region for attempt in rows.attempts} | {claim.region})
+        if (doubt := core.doubt(claim, places or (), rows)) is not None:
+            return self._again(life, True, Why.UNKNOWN, doubt, unknown_s=unknown_s)
         if not await self._confirmed(life, account, targets):
             why = "a get by id still shows it, or gave no answer"
             return self._again(life, True, Why.TERMINATING, why, unknown_s=unknown_s)

@@ -21,6 +21,7 @@ from app.inventory.budget import Urgency
 from app.inventory.fitness import refuses
 from app.inventory.identity import Identity, parse
 from app.inventory.rounds import Known
+from app.machines.keys import access
 from app.provisioning.core import Core, meters_json, request_hash
 from app.provisioning.lives import Life
 from app.provisioning.model import (
@@ -388,7 +389,11 @@ class Renter:
         try:
             async with asyncio.timeout(account.provision_timeout_s):
                 answer = await account.provider.provision(
-                    attempt, order.workload, offering=order.offering, access=None, avoid=order.avoid
+                    attempt,
+                    order.workload,
+                    offering=order.offering,
+                    access=access(account.machine_secret, attempt.identity),
+                    avoid=order.avoid,
                 )
         except Throttled as error:
             account.budget.pause(error.retry_after_s)
@@ -552,6 +557,8 @@ class Renter:
             core.inventory.absent(claim.uid, place, first_after=life.look_from, later_after=later)
             for place in places
         ):
+            if (doubt := core.doubt(claim, places, rows)) is not None:
+                return self._unknown(life, None, doubt, for_s=max(attempt.age_s for attempt in pending))
             async with begin(core.engine) as conn:
                 for attempt in pending:
                     await rentals.settle(

@@ -415,6 +415,15 @@ async def record(
     return row.state, row.resource_id
 
 
+_SHAPE = text("select shape from provision_attempt where claim_uid = :claim_uid and number = :number")
+
+
+async def shape_of(conn: AsyncConnection, claim_uid: ClaimUid, *, number: int) -> str | None:
+    """What an attempt ordered; None where no row tells."""
+    shape: str | None = await conn.scalar(_SHAPE, {"claim_uid": claim_uid, "number": number})
+    return shape
+
+
 _END_BEGIN = text(f"""
     {_RENTAL.replace(", state, epoch)", ", state, epoch, ending_at, ending_reason)")}
     select {", ".join(":" + name for name in RENTAL_COLUMNS)}, 'ending', :epoch, clock_timestamp(), :reason

@@ -16,9 +16,10 @@ Options of an account: ``url``, ``graphql_url``, ``cloud`` (the default of the P
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Final
 
@@ -40,6 +41,7 @@ from providers.base import (
     MachineState,
     Meter,
     MeterKind,
+    NotOffered,
     Offering,
     OutcomeUnknown,
     Provider,
@@ -60,6 +62,8 @@ from providers.base import (
 )
 from providers.capabilities import (
     Balance,
+    BillLine,
+    Bills,
     Chooses,
     CompletesByOption,
     Dropped,
@@ -69,19 +73,22 @@ from providers.capabilities import (
     Part,
     PartRound,
     Prepares,
+    ReachableBySsh,
     Restarts,
+    SshAddress,
     StreamsLogs,
 )
 from providers.runpod import orders, refusals
+from providers.runpod.bills import lines_of
 from providers.runpod.calls import InTime, call, parsed, read
 from providers.runpod.client import NoAnswer, NotSent, Reply, RunPodClient
 from providers.runpod.listing import Listing
 from providers.runpod.logs import chunks
-from providers.runpod.machines import gpu_meter, machine_of, meters_of, state_of
+from providers.runpod.machines import gpu_meter, is_over, machine_of, meters_of, ssh_of, state_of
 from providers.runpod.options import Options, checked
 from providers.runpod.parts import Parts
 from providers.runpod.prices import offerings_of
-from providers.runpod.wire import Centres, Gpus, Pod
+from providers.runpod.wire import SSH_VARIABLE, BillRecords, Centres, Gpus, Pod
 
 KEY_VARIABLE: Final = "RUNPOD_API_KEY"
 
@@ -231,7 +238,9 @@ class RunPod:
     ) -> Accepted | Rejection:
         if (refused := self._unsendable(attempt, workload, offering)) is not None:
             return refused
-        body = orders.order(attempt, workload, offering=offering)
+        if orders.wants_ssh(workload) and access is None:
+            return Rejection(kind=RejectionKind.INVALID, message="option ssh: this installation has no keys")
+        body = orders.order(attempt, workload, offering=offering, access=access, at=int(time.time()))
         try:
             async with asyncio.timeout(self._traits.provision_deadline_s):
                 reply = await self._client.call("POST", "/pods", body=body)
@@ -317,6 +326,22 @@ class RunPod:
             connect_s=self._traits.call_timeout_s,
         )
 
+    async def ssh(self, ref: Ref) -> SshAddress | None:
+        async with self._in_time():
+            reply = await self._ask("GET", ref)
+        if reply is None:
+            return None
+        pod = parsed(Pod, reply)
+        if SSH_VARIABLE not in pod.env or pod.reporter is None:
+            raise NotOffered(
+                "RunPod has no exec, and an sshd was not asked for"
+                f" (annotation cloud.aibrix.ai/{self._name}-ssh: image, or start)"
+            )
+        address = ssh_of(pod, identity=pod.reporter)
+        if address is None or is_over(pod):
+            raise Unavailable("its port 22 has no address outside now")
+        return address
+
     async def parts(self, regions: frozenset[str]) -> Sequence[PartRound]:
         async with self._in_time():
             return [await self._parts.round()]
@@ -324,6 +349,16 @@ class RunPod:
     async def drop_part(self, part: Part) -> Dropped:
         async with self._in_time():
             return await self._parts.drop(part)
+
+    async def bill(self, *, since: datetime, until: datetime) -> Sequence[BillLine]:
+        query = {"bucketSize": "hour", "startTime": _zulu(since), "endTime": _zulu(until)}
+        async with self._in_time():
+            reply = await read(self._client, "/billing/pods", query=query)
+        body = parsed(BillRecords, reply)
+        if body.pagination is not None and body.pagination.has_next:
+            raise Unavailable("RunPod gave the bill in parts, which it was not known to do")
+        now = datetime.fromtimestamp(time.time() + (reply.clock_offset_s or 0.0), UTC)
+        return lines_of(body, since=since, until=until, now=now)
 
     async def balance(self) -> Balance:
         async with self._in_time():
@@ -436,8 +471,14 @@ _chooses: type[Chooses] = RunPod
 _completes: type[CompletesByOption] = RunPod
 _restarts: type[Restarts] = RunPod
 _logs: type[StreamsLogs] = RunPod
+_ssh: type[ReachableBySsh] = RunPod
 _has_parts: type[HasParts] = RunPod
+_bills: type[Bills] = RunPod
 _balance: type[HasBalance] = RunPod
+
+
+def _zulu(at: datetime) -> str:
+    return at.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def _key(offering: Offering) -> str:

@@ -17,8 +17,11 @@ from providers.base import (
     PortAddress,
     Ref,
 )
-from providers.runpod.wire import Pod
+from providers.capabilities import SshAddress
+from providers.runpod.wire import IDENTITY_VARIABLE, SSH_VARIABLE, Pod
 
+SSH_PORT: Final = 22
+SSH_ADDED: Final = "added"
 PROXY_DOMAIN: Final = "proxy.runpod.net"
 _USD_A_GPU_MAX = Decimal(1000)  # an hour; a price above it is a mistake of somebody's
 _STATES = {
@@ -61,6 +64,7 @@ def machine_of(
     return Machine(
         ref=ref,
         identity=pod.identity,
+        maybe=pod.maybe,
         state=state,
         created_at=pod.created_at,
         started_at=pod.started_at if over or pod.runtime is not None else None,
@@ -114,11 +118,27 @@ def end_of(status: str, said: str | None) -> End:
     return End(reason=EndReason.UNKNOWN, message=said)
 
 
+def ssh_of(pod: Pod, *, identity: str) -> SshAddress | None:
+    """Where its sshd listens, as RunPod tells or as its port is mapped; None until then."""
+    direct = pod.ssh.direct if pod.ssh else None
+    if direct is not None:
+        host, port, user = direct.host, direct.port, direct.username
+    elif mapped := _tcp(pod, SSH_PORT):
+        host, _, number = mapped.rpartition(":")
+        port, user = int(number), ""
+    else:
+        return None
+    return SshAddress(
+        host=host, port=port, user=user or "root", identity=identity, variable=IDENTITY_VARIABLE
+    )
+
+
 def _wanted(pod: Pod) -> list[tuple[int, str]]:
+    """The ports of the workload; the one that was added for us alone has nothing to do with it."""
     found = []
     for text in pod.ports or ():
         number, _, kind = text.partition("/")
-        if number.isdecimal():
+        if number.isdecimal() and not (int(number) == SSH_PORT and pod.env.get(SSH_VARIABLE) == SSH_ADDED):
             found.append((int(number), kind))
     return found
 

@@ -10,13 +10,15 @@ POST     /v2/pods/{id}/action            start, stop, restart, terminate
 GET      /v2/pods/{id}/logs              server-sent events that never end
 GET      /v2/catalog/gpus, /datacenters
 \\*        /v2/templates, /v2/registries
+GET      /v2/billing/pods                by the hour, an hour late
 POST     /graphql                        ``pod{lastStatusChange}``, ``myself{clientBalance …}``
 \\*        /v1/…                           410
 =======  ==============================  =================================================================
 
 In a scenario ``regions`` are data centres, and prices are by ``SECURE`` and ``COMMUNITY``. An accelerator is
 known by RunPod's own id of it where the catalogue has one. The container is not run: it "ends" as the
-scenario says, and is started again, as RunPod does. ``quirks`` holds the switches of `Quirks`. The
+scenario says, or ``SIM_EXIT_AFTER_S`` seconds after its start with code ``SIM_EXIT_CODE`` where its
+environment has them, and is started again, as RunPod does. ``quirks`` holds the switches of `Quirks`. The
 value of a variable is shown as it came while the process lives; on disk are only those of our own names.
 """
 
@@ -46,6 +48,7 @@ from providers.runpod.simulator_rules import (
     problem,
     quirks_of,
 )
+from providers.runpod.simulator_ssh import SSH_PORT, Servers
 from providers.simulation import command, control
 from providers.simulation.clock import MICROS_PER_S, as_text, micros
 from providers.simulation.engine import Engine
@@ -119,6 +122,7 @@ def routes(engine: Engine) -> list[BaseRoute]:
         at("GET", "/v2/registries", "registries", books.registries),
         at("POST", "/v2/registries", "registries", books.make_registry, writes=True),
         at("DELETE", "/v2/registries/{id}", "parts", books.drop_registry, writes=True),
+        at("GET", "/v2/billing/pods", "bill", books.bill),
         at("POST", "/graphql", "graphql", books.graphql),
         *(at(method, "/v1/{rest:path}", "v1", books.v1) for method in ("GET", "POST", "DELETE")),
         control.route(engine, "POST", "/sim/machines/{id}/say", api.say),
@@ -150,6 +154,7 @@ class _Api:
         self._env: dict[str, dict[str, str]] = {}
         self._window, self._calls = 0, 0
         engine.id_of = lambda number: id_of(f"{engine.scenario.account}/{number}")
+        self._ssh = Servers(engine) if quirks.sshd else None
         self._logs = Logs(engine, problem_of=self._pull_problem, forgets_s=self._quirks.forgets_logs_s)
 
     def guarded(self, handler: Handler, *, writes: bool) -> Handler:
@@ -218,6 +223,9 @@ class _Api:
             | {"ports": " ".join(body.get("ports") or ()), "registry": body.get("registry") or ""}
             | {"disk": str(body.get("disk", 0)), "stays": env.get("NEBULA_JOB", "")},
             disk_gib=body.get("disk"),
+            values=env,
+            exit_after_s=_number(env, "SIM_EXIT_AFTER_S"),
+            exit_code=None if (code := _number(env, "SIM_EXIT_CODE")) is None else int(code),
         )
         self._books.check_credit(order, asked.now)
         if "disk" not in body:
@@ -379,6 +387,7 @@ class _Api:
             "cost": number_of(cost),
             "locked": False,
             "template": None,
+            "ssh": {"proxy": None, "direct": self._direct(machine, now) if runs else None},
             "runtime": self._runtime(machine, now) if runs else None,
             "createdAt": _zulu(machine.created_at),
             "startedAt": _zulu(machine.last("running")),
@@ -394,8 +403,8 @@ class _Api:
 
     def _runtime(self, machine: Machine, now: int) -> dict[str, Any]:
         since = machine.last("running") or now
-        mapped = now - since >= micros(self._quirks.ports_after_s)
-        doors = self._engine.doors.addresses(machine)
+        mapped = self._mapped(machine, now)
+        doors = self._doors(machine)
         rows: list[dict[str, Any]] = [{"private": 19123, "public": 60000, "type": "http", "ip": _NO_ADDRESS}]
         for text in machine.labels.get("ports", "").split():
             port, _, kind = text.partition("/")
@@ -410,6 +419,29 @@ class _Api:
                     }
                 )
         return {"uptime": (now - since) / MICROS_PER_S, "gpus": [], "ports": rows}
+
+    def _mapped(self, machine: Machine, now: int) -> bool:
+        return now - (machine.last("running") or now) >= micros(self._quirks.ports_after_s)
+
+    def _doors(self, machine: Machine) -> dict[int, str]:
+        """Where its ports really are, those that are somewhere."""
+        processes = self._engine.processes
+        found = self._engine.doors.addresses(machine)
+        found |= processes.addresses(machine.id) if processes is not None else {}
+        if self._ssh is not None and SSH_PORT in machine.ports:
+            key = self._env.get(machine.id, {}).get("PUBLIC_KEY", "")
+            found |= self._ssh.address(machine, key=key)
+        return found
+
+    def _direct(self, machine: Machine, now: int) -> dict[str, Any] | None:
+        address = self._doors(machine).get(SSH_PORT)
+        if self._ssh is None or address is None or not self._mapped(machine, now):
+            return None
+        if not self._quirks.ssh_told:
+            return None
+        host, _, port = address.partition(":")
+        command = f"ssh root@{host} -p {port}"
+        return {"host": host, "port": int(port), "username": "root", "command": command}
 
     def _pull_problem(self, machine: Machine, now: int) -> str:
         """What the host says of its image; looked at each time, since a new login works after a while."""
@@ -452,6 +484,13 @@ def _address(machine: Machine, port: int, door: str | None) -> tuple[str, int]:
         return ip, int(number)
     digest = hashlib.sha256(f"{machine.id}/{port}/{machine.restarts}".encode()).digest()
     return f"198.18.{digest[0]}.{digest[1] or 1}", 10_000 + int.from_bytes(digest[2:4], "big") % 50_000
+
+
+def _number(env: dict[str, str], name: str) -> float | None:
+    try:
+        return float(env[name])
+    except (KeyError, ValueError):
+        return None
 
 
 def _cursor(account: str, number: int) -> str:

@@ -4,21 +4,24 @@ import base64
 import hashlib
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import datetime
 from decimal import Decimal
 from typing import Any, Final
 
 from catalog.catalogue import load
 from providers.base import Tier
 from providers.runpod.simulator_rules import LOW_BALANCE, Quirks, Wrong, problem
-from providers.simulation.clock import as_text
+from providers.simulation.clock import MICROS_PER_S, as_text, micros
 from providers.simulation.engine import Engine
 from providers.simulation.http import Answer, Asked
-from providers.simulation.meter import bill_usd
+from providers.simulation.meter import bill_usd, billed_spans
 from providers.simulation.orders import Order
 from providers.simulation.state import Machine
 
 WORDS: Final = {Tier.ON_DEMAND: "SECURE", Tier.SPOT: "COMMUNITY"}
 _ID_CHARS = 14
+_HOUR = 3600 * MICROS_PER_S
+_BILL_DIGITS = 8
 
 
 def account_of(engine: Engine, asked: Asked) -> str:
@@ -128,6 +131,31 @@ class Books:
             raise Wrong(400, "the registry is in use by a pod")
         return self._drop("registries", own, "registry not found")
 
+    # --- the bill ---
+
+    def bill(self, asked: Asked) -> Answer:
+        """Each pod's hours inside the window, those that are over for ``bill_lag_s``."""
+        query = asked.query
+        if query.get("bucketSize") != "hour":
+            raise Wrong(422, "Request validation failed.", ("bucketSize: only hour is simulated",))
+        try:
+            since, until = (_micros(query[name]) for name in ("startTime", "endTime"))
+        except (KeyError, ValueError):
+            message = "startTime and endTime: must be RFC 3339"
+            raise Wrong(422, "Request validation failed.", (message,)) from None
+        late = asked.now - micros(self._quirks.bill_lag_s)
+        account, billing = account_of(self._engine, asked), self._engine.scenario.billing
+        records = []
+        for machine in self._engine.machines.values():
+            spans = list(billed_spans(machine, billing=billing, now=asked.now))
+            if machine.account != account or not spans:
+                continue
+            hour = max(since - since % _HOUR, spans[0][0] - spans[0][0] % _HOUR)
+            while hour < min(until, spans[-1][1]) and hour + _HOUR <= late:
+                records.append(_hour_of(machine, spans, hour))
+                hour += _HOUR
+        return Answer(body={"records": [each for each in records if each["totalAmount"]], "metadata": {}})
+
     # --- the older APIs ---
 
     def graphql(self, asked: Asked) -> Answer:
@@ -203,6 +231,28 @@ class Books:
             return None
         _, quantity, usd = machine.rates[-1][1][0]
         return None if usd is None else Decimal(quantity) * Decimal(usd)
+
+
+def _hour_of(machine: Machine, spans: list[tuple[int, int]], hour: int) -> dict[str, Any]:
+    """One hour of one pod, at the rate of its last span."""
+    billed_s = sum(max(0, min(to, hour + _HOUR) - max(since, hour)) for since, to in spans)
+    amounts = {"gpu": Decimal(0), "disk": Decimal(0)}
+    for kind, quantity, usd in machine.rates[-1][1] if machine.rates else ():
+        amount = Decimal(quantity) * Decimal(usd or 0) * billed_s / _HOUR
+        amounts["disk" if kind == "disk" else "gpu"] += amount
+    exact = {f"{name}Amount": float(round(amount, _BILL_DIGITS)) for name, amount in amounts.items()}
+    return {
+        "podId": machine.id,
+        "startTime": as_text(hour),
+        "endTime": as_text(hour + _HOUR),
+        "totalAmount": float(round(sum(amounts.values(), Decimal(0)), _BILL_DIGITS)),
+        "cpuAmount": 0,
+        **exact,
+    }
+
+
+def _micros(text: str) -> int:
+    return int(datetime.fromisoformat(text).timestamp() * MICROS_PER_S)
 
 
 def id_of(text: str) -> str:

@@ -88,7 +88,9 @@ class Logs:
             since = machine.since("running") or now
             tries = 1 + (now - since) // micros(_PULL_EVERY_S)
             for number in range(min(tries, 50)):
-                found.append(_Line(since + number * micros(_PULL_EVERY_S), number, "system", problem))
+                at = since + number * micros(_PULL_EVERY_S)
+                # After the line that says that it pulls, which may be of the same moment.
+                found.append(_Line(at, len(machine.history) + number, "system", problem))
         return sorted(found)
 
 

@@ -76,6 +76,14 @@ class Quirks(BaseModel):
     start_fails: bool = Field(False, description="A stopped pod cannot start: its host's cards are taken.")
     exited_cost: bool = Field(False, description="A stopped pod still shows its cost.")
     graphql_retired: bool = Field(False, description="The older API answers 404.")
+    sshd: bool = Field(
+        False,
+        description="The images carry an sshd that takes PUBLIC_KEY, at port 22; needs processes.",
+    )
+    ssh_told: bool = Field(True, description="A pod shows ssh.direct, beside the row of the mapped port.")
+    bill_lag_s: Annotated[float, Field(ge=0)] = Field(
+        3600.0, description="An hour is on the bill so long after its end."
+    )
     forgets_logs_s: Annotated[float, Field(ge=0)] = Field(
         120.0, description="A container's lines are lost so long after it is removed."
     )

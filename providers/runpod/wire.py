@@ -20,8 +20,18 @@ DISK_VARIABLE: Final = "NEBULA_DISK_GB"
 JOB_VARIABLE: Final = "NEBULA_JOB"
 """There where the command's end is told in the log."""
 
+SENT_VARIABLE: Final = "NEBULA_SENT"
+"""When its create was sent, in seconds since 1970 of our clock: a copy that a person makes is younger."""
+
+SSH_VARIABLE: Final = "NEBULA_SSH"
+"""There where we may enter by sshd: ``added`` when its port is for us alone, ``own`` when the Pod has it."""
+
+PUBLIC_KEY_VARIABLE: Final = "PUBLIC_KEY"
+"""What RunPod's own images put into authorized_keys, and start their sshd for."""
+
+_COPY_S: Final = 300.0  # so long after its create was sent no answer of ours is on its way any more
 _TELLING_CHARS: Final = 12  # of a name that was cut short: shorter ones may be anybody's
-_OURS: Final = (IDENTITY_VARIABLE, DISK_VARIABLE, JOB_VARIABLE)
+_OURS: Final = (IDENTITY_VARIABLE, DISK_VARIABLE, JOB_VARIABLE, SENT_VARIABLE, SSH_VARIABLE)
 
 
 def _exact(value: Any) -> Any:
@@ -65,6 +75,18 @@ class Runtime(BaseModel):
     ports: list[PortRow] = []
 
 
+class SshDoor(BaseModel):
+    host: str = Field(min_length=1)
+    port: int
+    username: str = ""
+
+
+class SshDoors(BaseModel):
+    """``proxy`` is a terminal for people, with neither commands nor forwarding: it is left out."""
+
+    direct: SshDoor | None = None
+
+
 class PodGpu(BaseModel):
     id: str | None = None
     count: int = 1
@@ -82,6 +104,7 @@ class Pod(BaseModel):
     data_center: str | None = Field(None, alias="dataCenterId")
     cost: Money | None = None
     runtime: Runtime | None = None
+    ssh: SshDoors | None = None
     created_at: Time = Field(None, alias="createdAt")
     started_at: Time = Field(None, alias="startedAt")
 
@@ -90,14 +113,29 @@ class Pod(BaseModel):
         """Name and environment together; None where they differ.
 
         A person's copy of a pod of ours keeps our environment under a name of its own, and one of ours that
-        is renamed cannot be told from that: such a pod is ours only where its id is on record. A name that
-        the cloud cuts short, or adds to, agrees: how long a name may be is not documented.
+        is renamed cannot be told from that: such a pod is ours only where its id is on record (`maybe`). A
+        name that the cloud cuts short, or adds to, agrees: how long a name may be is not documented.
         """
         told, name = self.env.get(IDENTITY_VARIABLE) or None, self.name or None
         if told is None or name is None or told == name:
             return told or name
         short, long = sorted((told, name), key=len)
         return told if len(short) >= _TELLING_CHARS and long.startswith(short) else None
+
+    @property
+    def maybe(self) -> str | None:
+        """The identity in its environment where its name denies it, and it is not plainly a copy.
+
+        A copy is made later than the pod that it is of; one that is made minutes after our create was sent
+        cannot be what that create made.
+        """
+        told = self.env.get(IDENTITY_VARIABLE) or None
+        if told is None or self.identity is not None:
+            return None
+        sent = self.env.get(SENT_VARIABLE, "")
+        if self.created_at is not None and sent.isdecimal():
+            return told if self.created_at.timestamp() - int(sent) <= _COPY_S else None
+        return told
 
     @property
     def reporter(self) -> str | None:
@@ -175,6 +213,20 @@ class Centre(BaseModel):
 
 class Centres(BaseModel):
     centres: list[Centre] = Field(alias="dataCenters")
+
+
+class BillRecord(BaseModel):
+    """What one pod cost in one bucket of time."""
+
+    pod_id: str = Field("", alias="podId")
+    start: AwareDatetime = Field(alias="startTime")
+    end: AwareDatetime = Field(alias="endTime")
+    total: Money = Field(alias="totalAmount")
+
+
+class BillRecords(BaseModel):
+    records: list[BillRecord]
+    pagination: Pagination | None = None
 
 
 class LogLine(BaseModel):

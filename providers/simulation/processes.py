@@ -333,6 +333,11 @@ class Processes:
         place.cpu_s = max(place.cpu_s, cpu_s)
         return {"cpu_s": place.cpu_s, "memory_bytes": memory}
 
+    def environment(self, machine_id: str) -> dict[str, str]:
+        """What a machine's processes are started with; {} where there are none."""
+        place = self._places.get(machine_id)
+        return dict(place.env) if place is not None else {}
+
     def port(self, machine_id: str, port: int) -> int | None:
         place = self._places.get(machine_id)
         return place.ports.get(port) if place is not None else None

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from hack.controller import Controller
 from tests.chaos.test_kill_matrix import _die_twice
 from tests.chaos.world import World
 from tests.support.clouds import FakeCloud
@@ -63,3 +64,47 @@ async def test_answers_that_say_nothing_after_the_effect_make_no_second_machine(
     await world.each_attempt_was_sent_once()
     await world.delete_pods(*(fault.replace("_", "-") for fault in faults))
     await world.until_nothing_is_left()
+
+
+async def test_a_pod_that_is_renamed_before_its_create_was_answered_is_neither_doubled_nor_lost(world: World):
+    """It may as well be a person's copy: nothing is ended, and nothing else rented, until they say so."""
+    controller = world.controller()
+    await world.start(controller)
+    await world.cloud.add_fault("lost", verb="create", when="after")
+    lists = await world.cloud.pause(verb="list")
+    await world.create_pods("only")
+    await world.until("it is rented", lambda: _machines(world, 1))
+    (machine,) = await world.cloud.alive()
+    await world.cloud.rename(machine["id"], "my favourite")
+    await world.cloud.resume(lists)
+
+    await world.until("who asks is told", lambda: _told(controller, "under another name"))
+    await world.delete_pods("only")
+    await world.until("the claim is being released", lambda: _releasing(world))
+    calls = (await world.cloud.truth())["calls"]["list"]
+    await world.until("lists show it again and again", lambda: _listed(world, calls + 10))
+    (there,) = await world.cloud.alive()
+    assert (there["id"], there["terminates"]) == (machine["id"], 0)
+    assert len(await world.claims()) == 1
+    await world.each_attempt_was_sent_once()
+
+    await world.cloud.rename(machine["id"], machine["name"])
+
+    await world.until_nothing_is_left()
+
+
+async def _machines(world: World, count: int) -> bool:
+    return len(await world.cloud.alive()) == count
+
+
+async def _listed(world: World, count: int) -> bool:
+    return int((await world.cloud.truth())["calls"]["list"]) >= count
+
+
+async def _told(controller: Controller, text: str) -> bool:
+    return text in controller.log.read_text()
+
+
+async def _releasing(world: World) -> bool:
+    claims = await world.claims()
+    return bool(claims) and all("deletionTimestamp" in claim["metadata"] for claim in claims)

@@ -79,6 +79,7 @@ class World:
     system: str
     database: str
     webhook: str  # the address of the webhook server that both replicas' configurations name
+    account_options: str = ""  # further options of the account, as ``,NAME=VALUE``
     controllers: list[Controller] = field(default_factory=list)
     kept: list[Controller] = field(default_factory=list)
     tending: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -103,6 +104,7 @@ class World:
         """
         cloud = cloud or self.cloud
         other = f"{PROVIDER}={cloud.simulator},url={cloud.url},list_every_s=0.2,calls_per_s=100"
+        other += self.account_options
         made = Controller(
             self.folder / name,
             kubeconfig=kubeconfig or self.cluster.kubeconfig,

@@ -6,6 +6,7 @@ import os
 import subprocess
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -35,6 +36,7 @@ from providers.runpod.adapter import RunPod
 from tests.providers.conftest import Pair, a_workload, an_attempt, opened
 from tests.providers.rows import ROWS, RUNPOD
 from tests.support.clouds import FakeCloud
+from tests.support.composed import until
 
 NewPair = Callable[..., Awaitable[Pair]]
 A40 = Accelerator(type="A40", count=1)
@@ -439,27 +441,29 @@ async def _kept(pair: Pair) -> Offering:
     return pair.offerings.setdefault(("", Tier.ON_DEMAND, "a40:1"), await offering(pair, shape="NVIDIA A40"))
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        {"kind": "status", "status": 400},
-        {"kind": "status", "status": 500},
-        {"kind": "repeat_page"},
-        {"kind": "truncate", "keep": 50},
-    ],
-    ids=["cursor-expired", "500", "again", "no-next"],
-)
-async def test_fc_015_a_list_that_is_not_read_to_its_end_is_no_list(new_pair: NewPair, fault: dict[str, Any]):
+BROKEN_PAGES: dict[str, dict[str, Any]] = {
+    "cursor-expired": {"kind": "status", "status": 400},
+    "500": {"kind": "status", "status": 500},
+    "again": {"kind": "repeat_page"},
+    "no-next": {"kind": "truncate", "keep": 50},
+}
+
+
+async def test_fc_015_a_list_that_is_not_read_to_its_end_is_no_list(new_pair: NewPair):
     pair = await new_pair(page_size=50)
     for number in range(120):
         await pair.cloud.plant(name=f"m-{number}")
     whole = await pair.round()
-    await pair.cloud.add_fault(verb="list", skip=1, unlimited=True, **fault)
-
-    cut = await pair.round()
-
     assert (whole.unknown, len(whole.machines), whole.calls) == (None, 120, 3)
-    assert cut.unknown is not None
+
+    for name, fault in BROKEN_PAGES.items():
+        await pair.cloud.add_fault(verb="list", skip=1, unlimited=True, **fault)
+        cut = await pair.round()
+        await pair.cloud.clear_faults()
+        assert cut.unknown is not None, name
+
+    again = await pair.round()
+    assert (again.unknown, len(again.machines)) == (None, 120)
 
 
 async def test_a_list_without_pagination_is_of_one_page(new_pair: NewPair):
@@ -634,7 +638,7 @@ IMAGES = {"images": {"missing": ["gone:1"], "private": {"ghcr.io": "user:canary-
 @pytest.mark.parametrize("image", ["gone:1", "ghcr.io/team/app:1"])
 async def test_an_image_that_cannot_be_pulled_is_trouble_and_then_an_end(new_pair: NewPair, image: str):
     pair = await new_pair(**IMAGES)
-    pair.provider = await opened(ROW, pair.cloud, options=ROW.options(pair.cloud) | {"pull_window_s": "1"})
+    pair.provider = await opened(ROW, pair.cloud, options=ROW.options(pair.cloud) | {"pull_window_s": "0.2"})
     await rented(pair, a_workload(accelerator=A40, image=image))
     troubles = set()
 
@@ -650,6 +654,38 @@ async def test_an_image_that_cannot_be_pulled_is_trouble_and_then_an_end(new_pai
     assert (machine.end.reason, machine.end.image) == (EndReason.FAILED, True)
     assert image in machine.end.message
     assert any("cannot be pulled" in (trouble or "") for trouble in troubles)
+
+
+async def test_fc_078_a_slow_pull_is_no_trouble_while_the_host_goes_on_with_it(new_pair: NewPair):
+    """Far longer than an image may fail to be pulled: the boot deadline is the limit, and half an hour."""
+    pair = await new_pair(life={"boot_s": 3600, "exit_restarts": True})
+    pair.provider = await opened(ROW, pair.cloud, options=ROW.options(pair.cloud) | {"pull_window_s": "0.2"})
+    accepted = await rented(pair, a_workload(accelerator=A40, image="large:20gb"))
+
+    async def looked() -> int:
+        machine = (await pair.round()).machines[0]
+        assert (machine.state, machine.trouble, machine.end) == (MachineState.BOOTING, None, None)
+        return int((await pair.cloud.truth())["calls"].get("logs", 0))
+
+    async with asyncio.timeout(30):
+        while await looked() < 2:
+            await asyncio.sleep(0.05)
+    assert (await got(pair, accepted)).state is MachineState.BOOTING
+    assert pair.provider.traits.boot_deadline_s == 1800
+
+
+async def test_fc_071_a_host_that_broke_is_told_in_its_own_words_and_blames_no_image(new_pair: NewPair):
+    """RunPod names no hosts: what keeps a bad one from being taken again is a block on the offering."""
+    pair = await new_pair()
+    accepted = await rented(pair)
+    await pair.cloud.fail(str(accepted.ref.resource_id), message="failed to register layer: no such layer")
+
+    (machine,) = (await pair.round()).machines
+
+    assert (machine.state, machine.host) == (MachineState.EXITED, None)
+    assert machine.end is not None
+    assert (machine.end.reason, machine.end.image) == (EndReason.FAILED, False)
+    assert "failed to register layer" in machine.end.message
 
 
 async def test_fc_124_a_registry_login_is_made_once_for_each_content_and_used_by_the_create(
@@ -858,3 +894,39 @@ def _config(pair: Pair, *, credentials: dict[str, str]) -> Any:
     return ProviderConfig(
         name="runpod", installation="test", options=ROW.options(pair.cloud), credentials=credentials
     )
+
+
+# --- the bill ------------------------------------------------------------------------------------------
+
+
+async def test_the_bill_by_the_hour_adds_up_to_what_a_pod_has_cost(new_pair: NewPair):
+    """A second is nearly three hours of this cloud, and the bill is an hour late."""
+    pair = await new_pair(clock={"scale": 10_000})
+    began = datetime.fromisoformat((await pair.cloud.truth())["now"])
+    accepted = await rented(pair)
+    await asyncio.sleep(1)  # so long it runs
+    await pair.provider.terminate(accepted.ref)
+    true = await pair.cloud.bill_usd()
+    window = {"since": began - timedelta(hours=1), "until": began + timedelta(days=30)}
+
+    async def whole() -> bool:
+        lines = await runpod(pair).bill(**window)
+        total = sum((line.usd for line in lines), Decimal(0))
+        return abs(total - true) <= Decimal("0.0002")  # the cloud rounds up to a second
+
+    assert not await whole()
+    await until(whole, within_s=20, what="the hours on the bill are all that it has cost")
+    lines = await runpod(pair).bill(**window)
+    assert len(lines) >= 3
+    assert {(line.resource_id, line.final) for line in lines} == {(accepted.ref.resource_id, False)}
+    assert not any(line.identity or line.kind for line in lines)
+
+
+async def test_a_bill_that_cannot_be_read_is_no_bill(new_pair: NewPair):
+    pair = await new_pair()
+    window = {"since": datetime.now(UTC) - timedelta(hours=2), "until": datetime.now(UTC)}
+    for kind in ("garbage", "error_body", "status"):
+        await pair.cloud.add_fault(kind, verb="bill")
+        with pytest.raises(Unavailable):
+            await runpod(pair).bill(**window)
+    assert await runpod(pair).bill(**window) == []

@@ -1,7 +1,10 @@
 """What RunPod's answers mean, text by text: recorded answers of the live API, and what may come."""
 
+import os
+import subprocess
 from datetime import UTC, datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -11,6 +14,7 @@ from app.inventory.identity import parse, parse_part
 from app.store import blocks
 from providers.base import (
     Accelerator,
+    Access,
     Attempt,
     BlockScope,
     ClaimUid,
@@ -322,7 +326,12 @@ def a_workload(**changes: Any) -> Workload:
     return Workload(**({"image": "app:1", "accelerator": Accelerator(type="A40", count=2)} | changes))
 
 
-def an_order(workload: Workload, *, shape: str = "NVIDIA A40", region: str = "") -> dict[str, Any]:
+KEY = Access(ssh_public_key="ssh-ed25519 AAAA nebula", host_key="")
+
+
+def an_order(
+    workload: Workload, *, shape: str = "NVIDIA A40", region: str = "", access: Access | None = None
+) -> dict[str, Any]:
     attempt = Attempt(
         claim_uid=ClaimUid("c"),
         number=1,
@@ -344,7 +353,7 @@ def an_order(workload: Workload, *, shape: str = "NVIDIA A40", region: str = "")
         shape=shape,
         meters=(),
     )
-    return orders.order(attempt, workload, offering=offering)
+    return orders.order(attempt, workload, offering=offering, at=1_790_000_000, access=access)
 
 
 def test_fc_108_an_order_is_for_one_pod_and_says_everything_that_runpod_guesses_otherwise():
@@ -365,7 +374,12 @@ def test_fc_108_an_order_is_for_one_pod_and_says_everything_that_runpod_guesses_
     assert body == {
         "name": "nb-identity",
         "image": "app:1",
-        "env": {"A": "1", "NEBULA_IDENTITY": "nb-identity", "NEBULA_DISK_GB": "51"},
+        "env": {
+            "A": "1",
+            "NEBULA_IDENTITY": "nb-identity",
+            "NEBULA_DISK_GB": "51",
+            "NEBULA_SENT": "1790000000",
+        },
         "entrypoint": ["run", "--all"],
         "cmd": ["x y"],
         "ports": ["8000/tcp", "80/http"],
@@ -381,6 +395,66 @@ def test_fc_108_an_order_is_for_one_pod_and_says_everything_that_runpod_guesses_
         "registry": "reg1",
         "dataCenterIds": ["EU-RO-1", "EU-SE-1"],
     }
+
+
+def test_an_sshd_of_the_image_gets_this_machines_key_and_a_port_and_nothing_else():
+    plain, asked = a_workload(ports=(8000,)), a_workload(ports=(8000,), options={"ssh": "image"})
+
+    body = an_order(asked, access=KEY)
+
+    assert body["ports"] == ["8000/tcp", "22/tcp"]
+    added = {name: value for name, value in body["env"].items() if name not in an_order(plain)["env"]}
+    assert added == {"PUBLIC_KEY": KEY.ssh_public_key, "NEBULA_SSH": "added"}
+    assert not {"entrypoint", "cmd", "startSsh"} & body.keys()
+    own = an_order(a_workload(ports=(22,), options={"ssh": "image"}), access=KEY)
+    assert (own["ports"], own["env"]["NEBULA_SSH"]) == (["22/tcp"], "own")
+    assert an_order(plain, access=KEY) == an_order(plain)
+
+
+@pytest.mark.parametrize("job", [False, True])
+def test_a_started_sshd_leaves_the_command_its_place_and_its_end(job: bool, tmp_path: Path):
+    """As a container's first process would run it: the command is that process, and its code is its own."""
+    report = {"job": "report"} if job else {}
+    script = ("sh", "-c", "echo $$ $1; exit 3", "x", "it's")
+    body = an_order(a_workload(command=script, options={"ssh": "start", **report}), access=KEY)
+    (tmp_path / "sshd").write_text("#!/bin/sh\necho started >>$HOME/log\n")
+    (tmp_path / "ssh-keygen").write_text("#!/bin/sh\n")
+    for name in ("sshd", "ssh-keygen"):
+        (tmp_path / name).chmod(0o755)
+    # The folders that only root may make are not this test's.
+    entry = [part.replace("/run/sshd", "~/run") for part in body["entrypoint"]]
+    env = {**body["env"], "HOME": str(tmp_path), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+
+    process = subprocess.Popen(entry, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    first = process.stdout.readline().split()
+    if job:
+        assert process.stdout.readline().split() == ["nebula-exit", "nb-identity", "3"]
+        process.kill()
+    _, err = process.communicate(timeout=10)
+
+    assert first == [first[0] if job else str(process.pid), "it's"]
+    assert process.returncode == (-9 if job else 3)
+    assert (tmp_path / ".ssh/authorized_keys").read_text() == KEY.ssh_public_key + "\n"
+    assert (tmp_path / "log").read_text() == "started\n"
+    assert "no sshd" not in err
+
+
+def test_an_image_without_sshd_says_so_and_runs_its_command(tmp_path: Path):
+    body = an_order(a_workload(command=("echo", "on"), options={"ssh": "start"}), access=KEY)
+    entry = [
+        part.replace("/run/sshd", "~/run").replace("ssh-keygen", "no-keygen") for part in body["entrypoint"]
+    ]
+
+    done = subprocess.run(
+        entry,
+        env=body["env"] | {"HOME": str(tmp_path), "PATH": os.environ["PATH"]},
+        capture_output=True,
+        check=True,
+    )
+
+    assert done.stdout == b"on\n"
+    assert b"nebula: the image has no sshd" in done.stderr
 
 
 def test_the_marketplace_is_another_shape():
@@ -401,15 +475,33 @@ def test_the_marketplace_is_another_shape():
         ({"args": ("x" * 110_000,)}, "shorter"),
         ({"options": {"job": "report"}}, "needs the container's command"),
         ({"options": {"http-ports": "81"}, "ports": (80,)}, "port 81"),
+        ({"options": {"ssh": "start"}}, "needs the container's command"),
+        ({"options": {"ssh": "image", "http-ports": "22"}, "ports": (22,)}, "port 22 as TCP"),
+        ({"options": {"ssh": "image"}, "env": {"PUBLIC_KEY": "x"}}, "env PUBLIC_KEY is ours"),
+        ({"options": {"ssh": "image"}, "env": {f"V{n}": "" for n in range(45)}}, "RunPod takes 44"),
     ],
-    ids=["egress", "image", "working-dir", "many", "reserved", "large-env", "large-args", "job", "ports"],
+    ids=[
+        "egress",
+        "image",
+        "working-dir",
+        "many",
+        "reserved",
+        "large-env",
+        "large-args",
+        "job",
+        "ports",
+        "ssh",
+        "ssh-port",
+        "ssh-key",
+        "ssh-many",
+    ],
 )
 def test_what_runpod_can_never_run_is_refused_and_named(changes: dict[str, Any], named: str):
     assert named in (orders.impossible(a_workload(**changes)) or "")
 
 
 def test_what_fits_is_not_refused():
-    env = {f"V{n}": "x" for n in range(47)}
+    env = {f"V{n}": "x" for n in range(46)}
     assert orders.impossible(a_workload(env=env, ports=(80,), options={"http-ports": "80"})) is None
 
 

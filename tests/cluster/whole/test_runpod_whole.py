@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import pytest
 from pytest_postgresql.executors import NoopExecutor
 
@@ -24,7 +25,9 @@ from tests.support.cluster import Kubectl
 from tests.support.composed import until
 
 KEY = "rpa_canary_31f0"
-POOL, NAMESPACE = "runpod-only", "runpod-whole"
+POOL, NOWHERE, SHELL, NAMESPACE = "runpod-only", "runpod-nowhere", "runpod-shell", "runpod-whole"
+POOLS = {POOL: "runpod", NOWHERE: "runpod", SHELL: "shell"}
+QUICK = "list_every_s=0.2,calls_per_s=100"
 WITHIN_S = 60.0
 
 
@@ -33,6 +36,32 @@ class World:
     kubectl: Kubectl
     controller: Controller
     cloud: FakeCloud
+    shells: FakeCloud  # an account whose pods run processes, and have an sshd
+    database: str
+
+    async def rows_with(self, *texts: str) -> list[str]:
+        """The tables in which a row holds one of these texts, whatever the column."""
+        connection = await asyncpg.connect(self.database.replace("postgresql+asyncpg", "postgresql"))
+        try:
+            tables = await connection.fetch(
+                "select format('%I.%I', schemaname, tablename) as name from pg_tables"
+                " where schemaname not in ('pg_catalog', 'information_schema')"
+            )
+            found = []
+            for table in tables:
+                for text in texts:
+                    query = f"select exists (select from {table['name']} t where strpos(t::text, $1) > 0)"
+                    if await connection.fetchval(query, text):
+                        found.append(f"{table['name']}: {text}")
+            return found
+        finally:
+            await connection.close()
+
+    async def told(self, text: str) -> None:
+        async def holds() -> bool:
+            return text in await self.events()
+
+        await until(holds, within_s=WITHIN_S, what=f"an Event that says {text!r}")
 
     async def pods(self) -> list[dict[str, Any]]:
         shown = await asyncio.to_thread(self.kubectl, "get", "pods", "-n", NAMESPACE, "-o", "json")
@@ -62,7 +91,8 @@ class World:
     async def nothing_left(self) -> None:
         async def empty() -> bool:
             claims = await asyncio.to_thread(self.kubectl, "get", "nodeclaims", "-o", "name")
-            return not claims and not await self.pods() and not await self.cloud.alive()
+            alive = await self.cloud.alive() or await self.shells.alive()
+            return not claims and not await self.pods() and not alive
 
         await until(empty, within_s=WITHIN_S, what="no Pod, no claim and no machine is left")
 
@@ -96,31 +126,44 @@ async def world(
         "stringData": {"RUNPOD_API_KEY": KEY},
     }
     kubectl("apply", "-f", "-", stdin=json.dumps(secret))
-    pool = {
-        "apiVersion": keys.API_VERSION,
-        "kind": keys.NODE_POOL,
-        "metadata": {"name": POOL},
-        "spec": {
-            "providers": [{"name": "runpod"}],
+    for pool, provider in POOLS.items():
+        spec = {
+            "providers": [
+                {"name": "runpod", "regions": ["XX-NO-1"]} if pool == NOWHERE else {"name": provider}
+            ],
             "capacityTypes": ["OnDemand"],
             "failover": {"blocklistTTL": "2s"},
-        },
-    }
-    kubectl("apply", "-f", "-", stdin=json.dumps(pool))
+        }
+        body = {
+            "apiVersion": keys.API_VERSION,
+            "kind": keys.NODE_POOL,
+            "metadata": {"name": pool},
+            "spec": spec,
+        }
+        kubectl("apply", "-f", "-", stdin=json.dumps(body))
+    shell = RUNPOD | {"account": "acct-shell", "processes": {}, "quirks": {"sshd": True}}
     with postgres.clone(postgres_server, database_template) as url:
-        async with FakeCloud.running(folder, scenario=scenario, simulator="runpod") as cloud:
+        async with (
+            FakeCloud.running(folder, scenario=scenario, simulator="runpod") as cloud,
+            FakeCloud.running(folder / "shell", scenario=shell, simulator="runpod") as shells,
+        ):
             controller = Controller(
                 folder / "controller",
                 kubeconfig=cluster.kubeconfig,
                 database_url=url,
                 clouds={},
                 others=[
-                    f"runpod,url={cloud.url},list_every_s=0.2,calls_per_s=100,pull_window_s=2,job_every_s=0.5"
+                    f"runpod,url={cloud.url},{QUICK},pull_window_s=2,job_every_s=0.5",
+                    f"shell=runpod,url={shells.url},key_env=SHELL_KEY,{QUICK}",
                 ],
                 webhook_url=cluster.webhook_url,
-                options={"NEBULA_LEASE_DURATION_S": "20", "NEBULA_LEASE_DEADLINE_S": "15"},
+                options={
+                    "NEBULA_LEASE_DURATION_S": "20",
+                    "NEBULA_LEASE_DEADLINE_S": "15",
+                    "SHELL_KEY": "any",
+                },
             )
-            made = World(kubectl=kubectl, controller=controller, cloud=cloud)
+            made = World(kubectl=kubectl, controller=controller, cloud=cloud, shells=shells, database=url)
             try:
                 await asyncio.to_thread(controller.start)
                 yield made
@@ -135,19 +178,23 @@ def _tidy(kubectl: Kubectl, controller: Controller) -> None:
         ("mutatingwebhookconfiguration", keys.MUTATING_WEBHOOK_CONFIGURATION),
         ("validatingwebhookconfiguration", keys.VALIDATING_WEBHOOK_CONFIGURATION),
         ("node", keys.node_name("runpod")),
+        ("node", keys.node_name("shell")),
     ):
         kubectl.run("delete", kind, name, "--ignore-not-found")
     for name in kubectl("get", "nodeclaims", "-o", "name").split():
         kubectl.run("patch", name, "--type=merge", "-p", '{"metadata":{"finalizers":null}}')
         kubectl.run("delete", name, "--ignore-not-found", "--wait=false")
-    kubectl.run("delete", "nodepool", POOL, "--ignore-not-found", "--wait=false")
-    kubectl.run("patch", "nodepool", POOL, "--type=merge", "-p", '{"metadata":{"finalizers":null}}')
+    for pool in POOLS:
+        kubectl.run("delete", "nodepool", pool, "--ignore-not-found", "--wait=false")
+        kubectl.run("patch", "nodepool", pool, "--type=merge", "-p", '{"metadata":{"finalizers":null}}')
     kubectl.run("delete", "namespace", NAMESPACE, "--wait=false")
     kubectl.run("delete", "secret", "aibrix-neocloud-node-runpod", "-n", keys.SYSTEM_NAMESPACE)
 
 
-def a_deployment(name: str, *, image: str = "server:1", **annotations: str) -> dict[str, Any]:
-    labels = {keys.ENABLED_LABEL: "true", keys.NODE_POOL_LABEL: POOL, keys.ACCELERATOR_TYPE_LABEL: "a40"}
+def a_deployment(
+    name: str, *, image: str = "server:1", pool: str = POOL, **annotations: str
+) -> dict[str, Any]:
+    labels = {keys.ENABLED_LABEL: "true", keys.NODE_POOL_LABEL: pool, keys.ACCELERATOR_TYPE_LABEL: "a40"}
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -216,7 +263,8 @@ async def test_a_pods_life_on_runpod_from_gate_to_nothing_left(world: World):
     assert set((await world.cloud.creates()).values()) == {1}
     log = world.controller.log.read_text()
     assert KEY not in log + await world.events()
-    assert "canary-of-the-pod" not in log
+    assert "canary-of-the-pod" not in log + await world.events()
+    assert await world.rows_with(KEY, "canary-of-the-pod") == []
 
 
 async def test_what_a_user_is_told_of_an_image_that_runpod_cannot_pull(world: World):
@@ -313,3 +361,83 @@ def _smoke(world: World, **env: str) -> subprocess.CompletedProcess[str]:
         timeout=180,
         check=False,
     )
+
+
+@pytest.mark.slow
+async def test_exec_goes_through_the_images_sshd_where_it_is_asked_for_and_else_says_why_not(world: World):
+    asking = a_deployment("asking", pool=SHELL, **{"cloud.aibrix.ai/shell-ssh": "image"})
+    silent = a_deployment("silent", pool=SHELL)
+    for body in (asking, silent):
+        (container,) = body["spec"]["template"]["spec"]["containers"]
+        container |= {"command": ["python3", "-m", "http.server", "8000"], "ports": []}
+        del container["readinessProbe"]
+    await world.apply(asking, silent)
+    for name in ("asking", "silent"):
+        await world.one(lambda pod, name=name: _ready(pod) and name in _name(pod), f"{name} is Ready")
+
+    done = await _exec(world, "deployment/asking", "sh", "-c", 'echo "$PASSWORD"; echo no >&2; exit 7')
+    assert (done.returncode, done.stdout) == (7, "canary-of-the-pod\n")
+    assert "no\n" in done.stderr
+    piped = await _exec(world, "deployment/asking", "cat", stdin="through and back")
+    assert (piped.returncode, piped.stdout) == (0, "through and back")
+    refused = await _exec(world, "deployment/silent", "true")
+    assert refused.returncode != 0
+    assert "RunPod has no exec" in refused.stderr
+    assert "annotation cloud.aibrix.ai/shell-ssh" in refused.stderr
+    attached = await asyncio.to_thread(
+        world.kubectl.run, "attach", "deployment/asking", "-n", NAMESPACE, timeout_s=30
+    )
+    assert "lets nobody attach" in attached.stderr
+
+    log = world.controller.log.read_text()
+    assert "PRIVATE KEY" not in log
+    assert "canary-of-the-pod" not in log
+    for name in ("asking", "silent"):
+        await world.delete("deployment", name)
+    await world.nothing_left()
+
+
+async def _exec(
+    world: World, pod: str, *command: str, stdin: str | None = None
+) -> subprocess.CompletedProcess[str]:
+    flags = ["-i"] if stdin is not None else []
+    args = ("exec", *flags, pod, "-n", NAMESPACE, "--", *command)
+    return await asyncio.to_thread(world.kubectl.run, *args, stdin=stdin, timeout_s=30)
+
+
+def _name(pod: dict[str, Any]) -> str:
+    return str(pod["metadata"]["name"])
+
+
+@pytest.mark.slow
+async def test_each_bad_input_is_told_to_its_user_and_rents_nothing(world: World):
+    """Refused when it is created where nothing can mend it; else an Event, with RunPod's own words."""
+    before = len(await world.cloud.machines())
+    unknown, forbidden = a_deployment("unknown"), a_deployment("forbidden")
+    unknown["spec"]["template"]["metadata"]["labels"][keys.ACCELERATOR_TYPE_LABEL] = "h1000"
+    (container,) = forbidden["spec"]["template"]["spec"]["containers"]
+    container["env"] = [{"name": "RUNPOD_POD_ID", "value": "x"}]
+    lost = a_deployment("lost", pool=NOWHERE)
+    await world.apply(unknown, forbidden, lost)
+    await world.told("h1000")
+    await world.told("env RUNPOD_POD_ID is not for workloads on RunPod")
+    for name in ("unknown", "forbidden"):
+        await world.delete("deployment", name)
+    await world.told("XX-NO-1")
+    await world.delete("deployment", "lost")
+
+    for fault, fields, said in (
+        ("refuse", {"code": "quota"}, "Your account balance is too low to rent a pod"),
+        ("refuse", {"code": "unsupported"}, "you do not have access to this GPU pool"),
+        ("expired", {}, "invalid API key"),
+    ):
+        await world.cloud.add_fault(fault, verb="create", unlimited=True, **fields)
+        await world.apply(a_deployment("broke"))
+        await world.told(said)
+        await world.delete("deployment", "broke")
+        await world.cloud.clear_faults()
+        await world.nothing_left()
+
+    assert len(await world.cloud.machines()) == before
+    assert KEY not in world.controller.log.read_text() + await world.events()
+    assert await world.rows_with(KEY) == []
