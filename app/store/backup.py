@@ -179,9 +179,17 @@ select setval('attempt_sequence', :above + greatest((select last_value from atte
     (select coalesce(max(sequence), 0) from provision_attempt)));
 update installation set epoch = epoch + :above,
     held_since = coalesce(held_since, clock_timestamp()),
-    held_sequence = (select last_value from attempt_sequence),
     held_reason = coalesce(held_reason, format('the store was restored by %s at %s UTC', :'by',
         to_char(clock_timestamp() at time zone 'UTC', 'YYYY-MM-DD HH24:MI')));
+do $$
+begin
+    -- The backup may be of an older schema.
+    if exists (select from information_schema.columns where table_schema = current_schema()
+            and table_name = 'installation' and column_name = 'held_sequence') then
+        update installation set held_sequence = (select last_value from attempt_sequence);
+    end if;
+end
+$$;
 """
 
 
