@@ -61,6 +61,7 @@ class Reconciler:
             kept = [self._line(each) for each in lines]
             names = {"provider": account.name, "account": account.account}
             await bills.put(conn, kept, epoch=epoch, **names)
+            await bills.fetched(conn, epoch=epoch, **names)
             for compared in await bills.comparable(conn, settle_s=self.settle_s, **names):
                 difference = difference_of(compared)
                 if difference is not None:

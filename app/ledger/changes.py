@@ -10,16 +10,28 @@ that has the last word.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
 from app.ledger.facts import facts_of
 from app.ledger.labels import hash_of, labels_of
 from app.ledger.rules import AdjustmentKind, Derived, Segment, derive, product, seconds, total
-from app.store.ledger import AdjustmentRow, Commitment, Covered, Due, Prices, SegmentRow, Written
+from app.store.ledger import (
+    ANY,
+    AdjustmentRow,
+    Commitment,
+    Covered,
+    Due,
+    LedgerRun,
+    Override,
+    Prices,
+    SegmentRow,
+    Written,
+)
 from providers.base import BillingRule
 
 _NOTHING = Decimal(0)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
 
@@ -33,6 +45,7 @@ def changes_of(
     rules = due.rules if rules is None else rules
     facts = facts_of(due.run, overrides=prices.overrides, commitments=prices.commitments, now=now)
     derived = derive(facts, rules=rules) if facts is not None else Derived(segments=())
+    lasted = lasted_of(due.run, rules, now=now)
     labels = labels_of(due.run, due.labels)
     closed = facts is not None and facts.end is not None
     ends = [each.end for each in derived.segments if each.end is not None]
@@ -77,10 +90,32 @@ def changes_of(
         adjustments=adjustments,
         closed=closed,
         ended_at=max(ends) if closed and ends else None,
-        begun_at=facts.timeline[0].at if facts is not None else None,
-        over_at=facts.end if facts is not None else None,
+        begun_at=lasted[0] if lasted is not None else None,
+        over_at=lasted[1] if lasted is not None else None,
         covered=covered_by(prices.commitments),
     )
+
+
+def lasted_of(
+    run: LedgerRun, rules: Sequence[BillingRule], *, now: datetime
+) -> tuple[datetime, datetime | None] | None:
+    """When the machine as a whole is billed, whatever its price: begin, end; None while it is not."""
+    always = Override(
+        id=0,
+        provider=run.provider,
+        account=ANY,
+        sku=ANY,
+        tier=ANY,
+        usd_per_hour=Decimal(1),
+        starts_at=_EPOCH,
+        ends_at=None,
+    )
+    facts = facts_of(run, overrides=(always,), commitments=(), now=now)
+    segments = derive(facts, rules=rules).segments if facts is not None else ()
+    if not segments:
+        return None
+    ends = [each.end for each in segments if each.end is not None]
+    return min(each.start for each in segments), max(ends) if len(ends) == len(segments) else None
 
 
 def covered_by(pieces: Sequence[Commitment]) -> Covered:

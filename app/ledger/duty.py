@@ -13,22 +13,25 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from app.inventory.accounts import Account, Accounts
+from app.inventory.budget import Urgency
 from app.ledger import metrics
 from app.ledger.bills import Reconciler
 from app.ledger.budgets import Budgets
 from app.ledger.prices import listed
 from app.ledger.writer import Writer
 from app.settings import Settings
-from app.store import ledger, ledger_metrics, ledger_periods, ledger_upkeep
+from app.store import balances, ledger, ledger_metrics, ledger_periods, ledger_upkeep
 from app.store.engine import StoreUnavailable, begin
 from catalog.offerings import Offerings
-from providers.capabilities import Bills
+from providers.base import ProviderError, Throttled
+from providers.capabilities import Bills, HasBalance
 
 log = structlog.get_logger()
 
 PRICES_EVERY_S = 60.0
 BUDGETS_EVERY_S = 1.0
 SERIES_EVERY_S = 1.0
+BALANCES_EVERY_S = 300.0
 SUMS_EVERY_S = 300.0
 SUMS_GRACE_S = 3600.0  # a day is over for so long before it is added up
 
@@ -73,6 +76,7 @@ class Ledger:
             (self.budgets, max(BUDGETS_EVERY_S, self._settings.ledger_every_s)),
             (self.series, max(SERIES_EVERY_S, 3 * self._settings.ledger_every_s)),
             (self.prices, min(PRICES_EVERY_S, self._settings.offers_every_s)),
+            (self.balances, BALANCES_EVERY_S),
             (self.sums, SUMS_EVERY_S),
             (self.bills, self._settings.bill_every_s),
         ):
@@ -174,6 +178,31 @@ class Ledger:
             await ledger_periods.archive(conn, epoch=epoch)
         async with begin(self._engine) as conn:
             await ledger_periods.drop_old(conn, keep_months=self._settings.segments_keep_months, epoch=epoch)
+
+    async def balances(self, epoch: int) -> None:
+        """What is left of accounts that are paid in advance -> rows."""
+        for account in list(self._accounts):
+            provider = account.provider
+            if not isinstance(provider, HasBalance):
+                continue
+            await account.budget.take(Urgency.LIST)
+            try:
+                told = await provider.balance()
+            except Throttled as error:
+                account.budget.pause(error.retry_after_s)
+                continue
+            except ProviderError as error:  # what is not told is not zero: the row before stays
+                log.info("balance not told", provider=account.name, account=account.account, error=str(error))
+                continue
+            async with begin(self._engine) as conn:
+                await balances.put(
+                    conn,
+                    provider=account.name,
+                    account=account.account,
+                    usd=told.usd,
+                    usd_per_hour=told.burn_usd_per_hour,
+                    epoch=epoch,
+                )
 
     async def bills(self, epoch: int) -> None:
         """The clouds' own bills beside ours."""

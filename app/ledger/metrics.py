@@ -22,6 +22,9 @@ class Snapshot:
     burn: Sequence[Mapping[str, Any]] = ()
     cost: Sequence[Mapping[str, Any]] = ()
     credit: Sequence[Mapping[str, Any]] = ()
+    waste: Sequence[Mapping[str, Any]] = ()
+    gpu_seconds: Sequence[Mapping[str, Any]] = ()
+    balance: Sequence[Mapping[str, Any]] = ()
     health: Sequence[Mapping[str, Any]] = ()
     budgets: Sequence[Mapping[str, Any]] = ()
     reconciliation: Sequence[Mapping[str, Any]] = ()
@@ -46,12 +49,30 @@ class Shown(Collector):
         for name, words, column in (
             ("nebula_cost_usd", "Dollars spent since the ledger began.", "cost"),
             ("nebula_list_cost_usd", "The same at the listed price on demand.", "list_cost"),
-            ("nebula_gpu_seconds", "GPU seconds paid for.", "gpu_seconds"),
         ):
             yield _counter(name, words, COST, found.cost, column)
         yield _counter(
             "nebula_cost_credit_usd", "Dollars taken off again.", ("provider", "kind"), found.credit, "value"
         )
+        yield _counter(
+            "nebula_waste_usd",
+            "Dollars of machines that are over, paid while no workload ran.",
+            ("reason", "provider"),
+            found.waste,
+            "value",
+        )
+        yield _counter(
+            "nebula_gpu_seconds",
+            "GPU seconds paid for.",
+            ("provider", "accelerator", "phase"),
+            found.gpu_seconds,
+            "value",
+        )
+        for name, words, column in (
+            ("nebula_provider_balance_usd", "Left of an account that is paid in advance.", "usd"),
+            ("nebula_provider_runway_seconds", "Until that is used up, as things run now.", "runway_s"),
+        ):
+            yield _gauge(name, words, ("provider", "account"), found.balance, column)
         for name, words, column in (
             ("nebula_ledger_open_segments", "Segments that go on.", "open"),
             ("nebula_ledger_unpriced_segments", "Segments without a price.", "unpriced"),
@@ -64,13 +85,15 @@ class Shown(Collector):
             ("nebula_budget_exhausted_seconds", "Until it is spent, as things run now.", "exhausted_s"),
         ):
             yield _gauge(name, words, ("budget",), found.budgets, column)
-        yield _gauge(
-            "nebula_reconciliation_delta_usd",
-            "The ledger minus the cloud's own bill, over machines that both know.",
-            ("provider",),
-            found.reconciliation,
-            "delta",
-        )
+        for name, words, column in (
+            (
+                "nebula_reconciliation_delta_usd",
+                "The ledger minus the cloud's own bill, over machines that both know.",
+                "delta",
+            ),
+            ("nebula_reconciliation_age_seconds", "Since a cloud's bill was last fetched.", "age_s"),
+        ):
+            yield _gauge(name, words, ("provider",), found.reconciliation, column)
 
 
 SHOWN = Shown()

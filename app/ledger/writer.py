@@ -14,9 +14,8 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from app.ledger.changes import changes_of, covered_by
+from app.ledger.changes import changes_of, covered_by, lasted_of
 from app.ledger.cover import Stay, cover
-from app.ledger.facts import facts_of
 from app.store import ledger
 from app.store.engine import begin, database_now
 from app.store.ledger import Commitment, Due, Lasting, Prices, Written
@@ -130,11 +129,11 @@ def covers_of(held: Iterable[Lasting], found: Iterable[Due], prices: Prices, *, 
     for due in found:
         stays.pop(due.run.id, None)
         try:
-            facts = facts_of(due.run, overrides=(), commitments=(), now=now)
+            lasted = lasted_of(due.run, due.rules, now=now)
         except (ValueError, ArithmeticError, AssertionError):
             continue  # told of where it cannot be derived
-        if facts is not None:
-            stays[due.run.id] = Stay(run=due.run, start=facts.timeline[0].at, end=facts.end)
+        if lasted is not None:
+            stays[due.run.id] = Stay(run=due.run, start=lasted[0], end=lasted[1])
     return cover(stays.values(), commitments=prices.commitments, overrides=prices.overrides)
 
 

@@ -88,6 +88,17 @@ async def put(
         await conn.execute(_PUT, sorted(rows, key=lambda row: (row["resource_id"], row["starts_at"])))
 
 
+_FETCHED = text("""
+    update billing_rule set bill_at = clock_timestamp()
+    where provider = :provider and account = :account and (select epoch from installation) = :epoch
+""")
+
+
+async def fetched(conn: AsyncConnection, *, provider: str, account: str, epoch: int) -> None:
+    """Note that the account's bill was fetched, whether or not anything was in it."""
+    await conn.execute(_FETCHED, {"provider": provider, "account": account, "epoch": epoch})
+
+
 # A bill that is whole may not name a machine at all. Of one that was shown, nothing is concluded from that:
 # its lines may come late. One that no list and no get has ever shown, accepted or not, was none.
 _COMPARABLE = text("""

@@ -32,6 +32,58 @@ _COST = text("""
             is distinct from (k.cost, k.list_cost, k.gpu_seconds)
 """)
 _COUNTERS = text("select * from cost_counter")
+# Each machine's, by its final reason, once it is over and exactly once; what is kept is added to.
+_WASTE = text("""
+    with over as (
+        update ledger_run set waste_at = clock_timestamp() where run_id in (
+                select run_id from ledger_run where closed_at is not null and waste_at is null
+                order by run_id limit 1000 for update skip locked)
+            and (select epoch from installation) = :epoch
+        returning run_id
+    )
+    insert into shown_counter as k (series, labels, value)
+    select 'waste', array[c.reason, c.provider_name], sum(c.dollar_seconds) / 3600
+    from over o cross join lateral (
+        select reason, provider_name, case when is_instant then effective_once
+            else effective_usd_per_hour * seconds end as dollar_seconds
+        from charge_use where run_id = o.run_id and reason <> 'useful' offset 0
+    ) c group by 2 having sum(c.dollar_seconds) > 0
+    on conflict (series, labels) do update set value = k.value + excluded.value
+""")
+_UNUSED = text("""
+    insert into shown_counter as k (series, labels, value)
+    select 'unused', array['unused_commitment', provider_name], sum(effective_once) / 3600
+    from charge_use where kind = 'unused' and (select epoch from installation) = :epoch
+    group by 2 having sum(effective_once) > 0
+    on conflict (series, labels) do update set value = greatest(k.value, excluded.value)
+        where excluded.value > k.value
+""")
+_SHOWN_WASTE = text("""
+    select labels[1] as reason, labels[2] as provider, value from shown_counter
+    where series in ('waste', 'unused')
+""")
+_GPU_SECONDS = text("""
+    with now_ as (
+        select array[l.provider, l.accelerator, c.phase] as labels, sum(c.gpu_seconds) as value
+        from cost_lines((select date_trunc('day', since, 'UTC') from ledger_begin),
+            statement_timestamp() + interval '1 second', 'all', 'UTC') c
+        join label_set l on l.id = c.label_set_id where c.gpu_seconds > 0 group by 1
+    )
+    insert into shown_counter as k (series, labels, value)
+    select 'gpu_seconds', labels, value from now_ where (select epoch from installation) = :epoch
+    on conflict (series, labels) do update set value = greatest(k.value, excluded.value)
+        where excluded.value > k.value
+""")
+_SHOWN_GPU_SECONDS = text("""
+    select labels[1] as provider, labels[2] as accelerator, labels[3] as phase, value from shown_counter
+    where series = 'gpu_seconds'
+""")
+_BALANCE = text("""
+    select b.provider, b.account, b.usd, extract(epoch from clock_timestamp() - b.observed_at) as age_s,
+        b.usd * 3600 / nullif(greatest(b.usd_per_hour, (select sum(r.usd_per_hour) from burn_rate r
+            where r.provider_name = b.provider and r.account = b.account)), 0) as runway_s
+    from provider_balance b
+""")
 _CREDIT = text("""
     select l.provider, j.kind, -sum(j.dollar_seconds) / 3600 as value
     from billing_adjustment j join label_set l on l.id = j.label_set_id
@@ -57,19 +109,28 @@ _BUDGETS = text("""
         extract(epoch from exhausted_at - statement_timestamp()) as exhausted_s from budget_status
 """)
 _RECONCILIATION = text("""
-    select provider_name as provider, sum(delta) as delta from reconciliation
-    where status in ('matched', 'rounding') group by 1
+    select b.provider, r.delta, b.age_s from (
+        select provider, extract(epoch from clock_timestamp() - min(bill_at)) as age_s
+        from billing_rule where bills group by 1
+    ) b left join (
+        select provider_name as provider, sum(delta) as delta from reconciliation
+        where status in ('matched', 'rounding') group by 1
+    ) r using (provider)
 """)
 
 
 async def read(conn: AsyncConnection, *, epoch: int) -> dict[str, list[dict[str, Any]]]:
     """The rows of every series, read and kept in one transaction."""
-    await conn.execute(_COST, {"epoch": epoch})
+    for kept in (_COST, _WASTE, _UNUSED, _GPU_SECONDS):
+        await conn.execute(kept, {"epoch": epoch})
     found = {}
     for name, query in (
         ("burn", _BURN),
         ("cost", _COUNTERS),
         ("credit", _CREDIT),
+        ("waste", _SHOWN_WASTE),
+        ("gpu_seconds", _SHOWN_GPU_SECONDS),
+        ("balance", _BALANCE),
         ("health", _HEALTH),
         ("budgets", _BUDGETS),
         ("reconciliation", _RECONCILIATION),

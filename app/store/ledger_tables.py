@@ -74,6 +74,11 @@ class LedgerRun(Base):
     __tablename__ = "ledger_run"
     __table_args__ = (
         Index("ledger_run_open_idx", "run_id", postgresql_where=text("closed_at is null")),
+        Index(
+            "ledger_run_waste_idx",
+            "run_id",
+            postgresql_where=text("closed_at is not null and waste_at is null"),
+        ),
         Index("ledger_run_unbilled_idx", "closed_at", postgresql_where=text("billed_at is null")),
         {"comment": "One row a run that has been derived. Written by ledger/."},
     )
@@ -98,6 +103,9 @@ class LedgerRun(Base):
     rules: Mapped[list[Any]] = mapped_column(comment="the cloud's billing rules that were used")
     begun_at: Mapped[datetime | None] = mapped_column(comment="the machine's first instant, as derived")
     over_at: Mapped[datetime | None] = mapped_column(comment="its last; null: it goes on")
+    waste_at: Mapped[datetime | None] = mapped_column(
+        comment="when its waste was added to the counters, once it was over"
+    )
     covered: Mapped[list[Any]] = mapped_column(
         server_default=text("'[]'::jsonb"), comment="by prepayments: commitment, start, end"
     )
@@ -116,6 +124,7 @@ class BillingRuleRow(Base):
     )
     bills: Mapped[bool] = mapped_column(Boolean, comment="whether the cloud tells afterwards what it charged")
     observed_at: Mapped[datetime] = mapped_column(server_default=NOW)
+    bill_at: Mapped[datetime | None] = mapped_column(comment="when its bill was fetched last")
 
 
 class PricePoint(Base):

@@ -58,6 +58,87 @@ async def test_cost_22_a_prepayment_is_billed_once_and_spread_over_what_it_cover
     assert (segment["price_source"], segment["list_usd"]) == ("commitment", Decimal("19.92"))
 
 
+async def test_cost_22_a_prepayment_covers_its_machines_and_its_amount_and_no_more(books: Books, nebula: Any):
+    """Two machines beside one that was paid for, for two hours of its ten: the rest is billed."""
+    term = ("--from", "2026-03-01T12:00", "--to", "2026-03-01T22:00", "--machines", "1")
+    said = await nebula(
+        "cost", "commitment", "add", "--provider", "modal", "--amount", "20", "--usd-per-hour", "10", *term
+    )
+    assert said.exit_code == 0, said.output
+    first, second = await books.run(meters=[gpu("1", 1)]), await books.run(meters=[gpu("1", 1)])
+    await books.over(second, after_s=3 * 3600)
+    await books.tick()
+    assert [row["price_source"] for row in await books.segments(first)] == ["commitment", "quoted"]
+    assert [row["price_source"] for row in await books.segments(second)] == ["quoted"]
+
+    await books.over(
+        first, after_s=3600
+    )  # it ends early: the other one was covered for an hour, it turns out
+    await books.tick()
+
+    assert {row["price_source"] for row in await books.segments(first)} == {"commitment"}
+    assert await sums(books) == (20 + 2, 20 + 2)
+    shown = (await nebula("cost", "commitment")).output
+    assert [word for word in shown.splitlines()[1].split() if word.startswith("20")][:1] == ["20"]
+    assert await books.tick() == 0
+    assert (await nebula("cost", "verify")).exit_code == 0
+
+
+async def test_a_prepayment_noted_after_its_month_was_closed_is_billed_in_an_open_one(
+    books: Books, nebula: Any
+):
+    run = await books.run(meters=[gpu("5", 1)])
+    await books.tick()
+    async with begin(books.engine) as conn:
+        for month in await ledger_periods.due_months(conn, after_s=0):
+            await ledger_periods.close_month(conn, month, epoch=books.epoch)
+    march = await books.cost(at(-86400), at(86400))
+    add = ("cost", "commitment", "add", "--provider", "modal", "--amount", "10000", "--usd-per-hour", "10")
+
+    late = await nebula(*add, "--from", "2026-03-01", "--to", "2026-04-01")
+    said = await nebula(*add, "--from", "2026-03-01", "--to", "2026-12-31")
+    await books.tick()
+
+    assert late.exit_code == 2
+    assert "every month is closed" in late.output
+    assert said.exit_code == 0, said.output
+    assert await books.cost(at(-86400), at(86400)) == march
+    await books.over(run, after_s=86400)
+    await books.tick()
+    assert await books.cost(at(-86400), at(86400)) == march
+    billed, _ = await sums(books)
+    assert billed == 10_000  # the machine's day was taken from it, and off what was billed
+    assert (await nebula("cost", "verify")).exit_code == 0
+
+
+@pytest.mark.parametrize(("args", "said"), [
+    (["cost", "override", "set", "--provider", "modl", "--usd-per-hour", "1"],
+     "--provider: nothing was ever seen of a provider 'modl'; did you mean modal?"),
+    (["cost", "override", "set", "--provider", "modal", "--account", "defualt", "--usd-per-hour", "1"],
+     "did you mean default?"),
+    (["cost", "override", "set", "--provider", "modal", "--sku", "H100:88", "--usd-per-hour", "1"],
+     "--sku: nothing was ever seen of a shape 'H100:88'; did you mean H100:8?"),
+    (["cost", "commitment", "add", "--provider", "mod", "--amount", "1", "--usd-per-hour", "1",
+      "--from", "2026-03-01", "--to", "2026-04-01"], "a provider 'mod'; did you mean modal?"),
+    (["cost", "adjust", "credit", "--provider", "nowhere", "--amount", "-1", "--key", "k"],
+     "a provider 'nowhere'; there are: modal"),
+    (["budget", "set", "b", "--amount", "1", "--namespace", "team-b"], "did you mean team-a?"),
+    (["budget", "set", "b", "--amount", "1", "--team", "visoin"], "did you mean vision?"),
+    (["budget", "set", "b", "--amount", "1", "--pool", "gpus"], "a NodePool 'gpus'; did you mean gpu?"),
+])  # fmt: skip
+async def test_a_misspelt_scope_is_told_with_the_nearest_name(
+    books: Books, nebula: Any, args: list[str], said: str
+):
+    await books.run()
+    await books.tick()
+
+    result = await nebula(*args)
+
+    assert result.exit_code == 2
+    assert said in " ".join(result.output.split())
+    assert (await nebula(*args, "--new")).exit_code == 0
+
+
 async def test_a_contract_price_is_set_shown_and_ended(books: Books, nebula: Any):
     first = await nebula(
         "cost", "override", "set", "--provider", "modal", "--usd-per-hour", "0", "--from", "2026-03-01"

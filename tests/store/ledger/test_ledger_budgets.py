@@ -1,6 +1,6 @@
 """Budgets count what is spent, what runs and what is promised; counters never fall; the gauge is the view."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -9,11 +9,12 @@ from prometheus_client import generate_latest
 from prometheus_client.registry import CollectorRegistry
 
 from app.ledger.metrics import Shown, Snapshot
-from app.store import budgets, ledger_metrics, reservations
+from app.store import balances, bills, budgets, ledger, ledger_metrics, ledger_upkeep, reservations
 from app.store.budgets import Budget, Standing
 from app.store.engine import begin
+from app.store.ledger_upkeep import Listed
 from app.store.reservations import Reservation
-from tests.store.ledger.world import Books, gpu
+from tests.store.ledger.world import RULE, Books, gpu
 
 
 def now() -> datetime:
@@ -138,6 +139,92 @@ async def test_cost_30_the_gauge_is_the_view_and_the_counter_never_falls(books: 
     await lately(books, seconds=90)
     await books.tick()
     assert (await shown(books))["cost"][0]["cost"] > first["cost"][0]["cost"]
+
+
+async def test_waste_is_counted_once_a_machine_by_its_final_reason_and_survives_every_restart(books: Books):
+    dead = await lately(books, seconds=100)
+    await books.tick()
+    assert (await shown(books))["waste"] == []  # it boots: what that was good for is not known yet
+    await books.change(dead, terminate_asked_at=now(), gone_at=now(), end_reason="failed")
+    await books.tick()
+    first = (await shown(books))["waste"]
+    (view,) = await books.sql("select reason, sum(cost) as cost from waste group by 1")
+
+    assert [(row["reason"], row["provider"]) for row in first] == [("failed_provision", "modal")]
+    assert abs(first[0]["value"] - view["cost"]) < Decimal("1e-9")
+    assert (await shown(books))["waste"] == first
+    await lately(books, seconds=50)
+    await books.tick()
+    assert (await shown(books))["waste"] == first
+
+
+async def test_gpu_seconds_have_the_phase_in_which_they_were_paid_for(books: Books):
+    run = await lately(books, seconds=100)
+    begun = (await books.sql("select accepted_at from run where id = :id", id=run))[0]["accepted_at"]
+    await books.change(run, running_at=begun + timedelta(seconds=40))
+    await books.tick()
+
+    found = {row["phase"]: row["value"] for row in (await shown(books))["gpu_seconds"]}
+
+    assert found["booting"] == 40 * 8
+    assert found["running"] >= 60 * 8
+
+
+async def test_a_balance_lasts_as_long_as_what_runs_leaves_of_it(books: Books):
+    async with begin(books.engine) as conn:
+        for epoch, usd in ((books.epoch, 7200), (books.epoch - 1, 1)):  # the last word of a former leader
+            await balances.put(
+                conn, provider="modal", account="default", usd=Decimal(usd), usd_per_hour=None, epoch=epoch
+            )
+    assert [(row["usd"], row["runway_s"]) for row in (await shown(books))["balance"]] == [(7200, None)]
+
+    await lately(books, seconds=10)  # 3,600 dollars an hour
+    await books.tick()
+
+    assert [row["runway_s"] for row in (await shown(books))["balance"]] == [7200]
+
+
+async def test_the_age_of_a_reconciliation_is_since_the_bill_was_fetched(books: Books):
+    async with begin(books.engine) as conn:
+        await ledger.put_rules(
+            conn, provider="modal", account="default", rules=(RULE,), bills=True, epoch=books.epoch
+        )
+    assert [row["age_s"] for row in (await shown(books))["reconciliation"]] == [None]
+
+    async with begin(books.engine) as conn:
+        await bills.fetched(conn, provider="modal", account="default", epoch=books.epoch)
+
+    (row,) = (await shown(books))["reconciliation"]
+    assert 0 <= row["age_s"] < 60
+
+
+async def test_a_former_leader_writes_no_price_rule_budget_or_bill(books: Books):
+    former = books.epoch - 1
+    line = bills.Line(
+        resource_id="m", meter="", starts_at=now(), ends_at=now(), usd=Decimal(1), identity=None,
+        claim_uid=None, final=True,
+    )  # fmt: skip
+    price = Listed(
+        sku="s", region="", tier="Spot", meter="gpu", unit="unit-hour", quantity=Decimal(1), usd=Decimal(1)
+    )
+    where = {"provider": "other", "account": "default", "epoch": former}
+    async with begin(books.engine) as conn:
+        await ledger.put_rules(conn, rules=(), bills=True, **where)
+        await bills.put(conn, [line], **where)
+        await ledger_upkeep.list_prices(conn, rows=[price], **where)
+        await budgets.put(
+            conn, [Budget(name="nodepool/a", amount_usd=Decimal(1), period="day")], epoch=former
+        )
+        await ledger_upkeep.seal_day(conn, now().date(), epoch=former)
+
+    for table in (
+        "billing_rule where provider = 'other'",
+        "provider_bill_line",
+        "price_point",
+        "budget",
+        "cost_day",
+    ):
+        assert await books.sql(f"select 1 from {table}") == [], table
 
 
 async def test_the_series_have_no_pod_in_them(books: Books):

@@ -1,13 +1,19 @@
 """What went wrong for other people, on the ledger."""
 
+import json
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
+import pytest
+
 from app.cli.cost import footer
+from app.ledger.verify import verify
 from app.store import costs, ledger_metrics
 from app.store.costs import Window
-from app.store.engine import begin
+from app.store.devserver import DevPostgres
+from app.store.engine import StoreUnavailable, begin, create_engine
+from app.store.migrate import migrate
 from providers.base import BillingRule, BillsFrom, BillsUntil, MeterKind
 from tests.store.ledger.world import RULE, T0, Books, at, gpu
 
@@ -99,6 +105,46 @@ async def test_cost_08_waste_and_useful_are_the_whole(books: Books):
     assert abs(total - await books.cost() / 3600) < Decimal("1e-12")
 
 
+@pytest.mark.slow
+async def test_cost_27_ten_minutes_without_a_database_lose_nothing_and_double_nothing(
+    own_server: DevPostgres,
+):
+    """Machines go on, end and change their price while the server is down; leaders come and go in vain."""
+    await migrate(own_server.url, report=lambda line: None)
+    engine = create_engine(own_server.url, timeout_s=5)
+    books = await Books(engine).open()
+    runs = [await books.run(meters=[gpu("1.37")]) for _ in range(3)]
+    await books.tick()
+    own_server.stop()
+    for _ in range(3):
+        with pytest.raises(StoreUnavailable):
+            await type(books.writer)(engine=engine).tick(epoch=books.epoch)
+    own_server.start()
+
+    # What provisioning writes once it can: all of it happened in those ten minutes, by the cloud's own clock.
+    await books.over(runs[0], after_s=600)
+    await books.change(
+        runs[1], repriced=f'[{{"at": "{at(300).isoformat()}", "meters": [{json.dumps(gpu("2"))}]}}]'
+    )
+    async with begin(engine) as conn:
+        lag = (await ledger_metrics.read(conn, epoch=books.epoch))["health"][0]["lag_s"]
+    assert lag > 0
+    await books.tick()
+    await type(books.writer)(engine=engine).tick(epoch=books.epoch)
+
+    assert [(each["start"], each["end"]) for each in await books.segments(runs[0])] == [(T0, at(600))]
+    assert [(each["start"], each["usd"]) for each in await books.segments(runs[1])] == [
+        (T0, Decimal("1.37")),
+        (at(300), Decimal(2)),
+    ]
+    assert [(each["start"], each["end"]) for each in await books.segments(runs[2])] == [(T0, None)]
+    assert await books.cost(T0, at(600)) == (3 * Decimal("1.37") * 600 + Decimal("0.63") * 300) * 8
+    async with begin(engine) as conn:
+        assert await verify(conn) == []
+        assert (await ledger_metrics.read(conn, epoch=books.epoch))["health"][0]["lag_s"] is None
+    await engine.dispose()
+
+
 async def test_cost_27_what_waits_for_the_store_is_late_and_not_lost_or_doubled(books: Books):
     run = await books.run()
     await books.change(run, running_at=at(20), provider_started_at=at(20))
@@ -116,3 +162,49 @@ async def test_cost_27_what_waits_for_the_store_is_late_and_not_lost_or_doubled(
         (at(20), at(600)),
     ]
     assert await books.cost() == Decimal("2.49") * 8 * 600
+
+
+async def test_cost_24_an_orphan_found_after_three_hours_costs_whom_it_was_rented_for(books: Books):
+    run = await books.run(meters=[gpu("2.4901")], running_at=at(60), provider_started_at=at(60))
+    (row,) = await books.sql("select resource_id, claim_uid from run where id = :id", id=run)
+    await books.sql(
+        "insert into orphan_finding (key, kind, mark, installation, provider, account, region, resource_id,"
+        " claim_uid, provider_state, namespace, workload, exists_since, why, decision, decided_by,"
+        " executed_at)"
+        " values ('no-claim:m', 'no-claim', '', 'abcdefghij', 'modal', 'default', '', :resource_id,"
+        " :claim_uid,"
+        " 'running', 'team-a', 'train', :since, 'its claim is gone', 'terminate', 'sweep', :found)",
+        since=at(0),
+        found=at(3 * 3600),
+        **row,
+    )
+    await books.over(run, after_s=3 * 3600)
+    await books.tick()
+
+    wasted = await books.sql("select reason, namespace, sum(cost) as cost from waste group by 1, 2")
+    assert [(row["reason"], row["namespace"]) for row in wasted] == [("orphan", "team-a")]
+    cost = await books.cost(namespace="team-a", team="vision", workload_name="train")
+    assert cost == Decimal("2.4901") * 8 * 3 * 3600
+    assert abs(wasted[0]["cost"] - cost / 3600) < Decimal("1e-12")
+    async with begin(books.engine) as conn:
+        shown = await ledger_metrics.read(conn, epoch=books.epoch)
+        again = await ledger_metrics.read(conn, epoch=books.epoch)
+    assert [(row["reason"], row["provider"]) for row in shown["waste"]] == [("orphan", "modal")]
+    assert shown["waste"] == again["waste"]  # counted once
+
+
+async def test_cost_26_a_machine_whose_answer_was_never_written_down_has_one_segment_from_its_birth(
+    books: Books,
+):
+    """Killed between the create call and the commit: the run is made of what the cloud's list shows later."""
+    run = await books.run(accepted_at=None, first_seen_at=at(90), provider_created_at=at(3))
+    await books.tick()
+    books.writer = type(books.writer)(
+        engine=books.engine
+    )  # and killed again, before anybody heard of the tick
+    await books.tick()
+    await books.over(run, after_s=600)
+    await books.tick()
+
+    (segment,) = await books.segments(run)
+    assert (segment["start"], segment["end"], segment["confidence"]) == (at(3), at(600), "firm")

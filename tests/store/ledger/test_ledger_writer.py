@@ -13,7 +13,8 @@ from app.ledger.writer import Writer
 from app.provisioning.core import run_facts
 from app.store import rentals
 from app.store.engine import begin
-from providers.base import BillsFrom, BillsUntil, Ref, ResourceId
+from catalog.offerings import Offerings
+from providers.base import Accelerator, BillsFrom, BillsUntil, Offering, Ref, ResourceId, Tier, Traits
 from tests.store.ledger.world import RULE, T0, Books, at, gpu
 
 
@@ -190,6 +191,27 @@ async def test_attribution_is_what_was_said_when_the_machine_was_rented(books: B
     )
     assert (labels["region"], labels["accelerator"], labels["accelerator_count"]) == ("us-west", "H100", 8)
     assert labels["tags"] == {"team": "vision", "app": "x"}
+
+
+async def test_an_accelerator_is_one_group_however_pods_write_its_name(books: Books):
+    offerings = Offerings()
+    listed = Offering(
+        provider="modal",
+        account="default",
+        region="",
+        tier=Tier.ON_DEMAND,
+        shape="s",
+        accelerator=Accelerator(type="H100", count=8),
+        meters=(),
+    )
+    offerings.put("modal", "default", traits=Traits(tiers=frozenset(Tier)), offerings=[listed])
+    books.writer = Writer(engine=books.engine, offerings=offerings)
+    for name in ("H100:8", "h100:8", "Unlisted:1"):
+        await books.run(accelerator=name)
+    await books.tick()
+
+    rows = await books.sql("select distinct accelerator, accelerator_count from label_set order by 1")
+    assert [tuple(row.values()) for row in rows] == [("H100", 8), ("Unlisted", 1)]
 
 
 @pytest.mark.field_case("FC-081")
