@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from app.cli import output, terms
+from app.cli import output, questions, terms
 from app.cli.database import database_option, run, settings_of
 
 if TYPE_CHECKING:
@@ -553,6 +553,7 @@ def _dollars(amount: Decimal | None) -> str:
     return output.NONE if amount is None else f"{amount:.6f}"
 
 
+group.add_command(questions.command(period_options, style_option))
 group.add_command(terms.override)
 group.add_command(terms.commitment)
 group.add_command(terms.adjust)

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.cli import main
+from app.cli.questions import QUESTIONS
 from app.ledger.rounding import rounded, shares
 from app.ledger.rules import total
 from tests.store.ledger.world import Books, at, gpu
@@ -114,6 +115,28 @@ async def test_bad_input_is_one_clear_error(books: Books, nebula: Any, args: lis
     assert result.exit_code == 2
     assert said in result.output
     assert "Traceback" not in result.output
+
+
+async def test_every_standing_question_has_an_answer_as_table_csv_json_and_sql(books: Books, nebula: Any):
+    await a_month(books)
+    failed = await books.run(meters=[gpu("1")], tier="Spot")
+    await books.over(failed, after_s=60, end_reason="failed")
+    await books.run(meters=[gpu(None)])
+    await books.tick()
+
+    for question in QUESTIONS:
+        for style in ("table", "csv", "json"):
+            result = await nebula("cost", "ask", question, *MARCH, "-o", style)
+            assert result.exit_code == 0, (question, result.output)
+        query = (await nebula("cost", "ask", question, *MARCH, "--sql")).output
+        assert len(await books.sql(query.rstrip().rstrip(";").replace(":", r"\:"))) == len(
+            json.loads((await nebula("cost", "ask", question, *MARCH, "-o", "json")).output)
+        ), question
+
+    wasted = json.loads((await nebula("cost", "ask", "waste", *MARCH, "-o", "json")).output)
+    assert "failed_provision" in {row["reason"] for row in wasted}
+    unknown = await nebula("cost", "ask", "wast")
+    assert (unknown.exit_code, "did you mean waste?" in unknown.output) == (2, True)
 
 
 async def test_the_receipt_of_a_pod_has_every_phase_and_its_sum(books: Books, nebula: Any):
