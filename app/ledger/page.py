@@ -11,7 +11,7 @@ from typing import Any
 
 _COLOURS = ("#3b6fb6", "#d9822b", "#4c9a5a", "#b0485a", "#7a5fa8", "#3a9ba5", "#a08a3c", "#77808c")
 _OTHERS = "others"
-_WIDTH, _HEIGHT, _LEFT, _BOTTOM = 720, 220, 64, 26
+_WIDTH, _HEIGHT, _LEFT, _BOTTOM = 720, 220, 72, 26
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1d2530; --soft: #66707d; --line: #d9dee5; --back: #ffffff; --card: #f6f8fa }
@@ -37,6 +37,10 @@ td.n, th.n { text-align: right } .legend { color: var(--soft); margin: 6px 0 0 }
 .legend i { display: inline-block; width: 10px; height: 10px; border-radius: 2px; margin: 0 5px 0 12px }
 .meter { background: var(--line); border-radius: 4px; height: 8px; min-width: 90px }
 .meter i { display: block; height: 8px; border-radius: 4px; background: #3b6fb6 } .meter i.full { background: #b0485a }
+@media (max-width: 560px) {
+  svg text { font-size: 18px } table { font-size: 13px } .meter { min-width: 40px }
+  th, td { white-space: normal; overflow-wrap: anywhere; padding-right: 6px }
+}
 """
 
 
@@ -118,6 +122,15 @@ def money(amount: Decimal | None) -> str:
     return f"${amount:,.{digits}f}"
 
 
+def _axis(amount: Decimal) -> str:
+    """Dollars beside an axis, where there is room for six characters."""
+    for least, letter in ((1_000_000, "M"), (1_000, "k")):
+        if amount >= least:
+            scaled = amount / least
+            return f"${scaled:.0f}{letter}" if scaled >= 100 else f"${scaled:.1f}{letter}"
+    return f"${amount:.0f}" if amount >= 100 else money(amount)[:6]
+
+
 def _card(title: str, body: str) -> str:
     return f'<section class="card"><h2>{escape(title)}</h2>{body}</section>'
 
@@ -195,7 +208,7 @@ def _bars(rows: Sequence[tuple[str, str, Decimal]]) -> str:
         if index % every == 0
     )
     scale = "".join(
-        f'<text x="{_LEFT - 8}" y="{y:.0f}" text-anchor="end">{money(most * part / 2)}</text>'
+        f'<text x="{_LEFT - 8}" y="{y:.0f}" text-anchor="end">{_axis(most * part / 2)}</text>'
         for part, y in ((2, 16), (1, (_HEIGHT - _BOTTOM + 12) / 2 + 4), (0, _HEIGHT - _BOTTOM))
     )
     legend = "".join(
