@@ -58,6 +58,7 @@ from app.store.installation import (
     set_epoch_at_least,
 )
 from app.store.migrate import SchemaTooNew, migrate
+from app.store.views import NoSuchRole, let_read
 from app.sweep.sweeper import Sweeper
 from app.telemetry.health import Health
 from app.upkeep import Upkeep
@@ -242,6 +243,7 @@ class Replica:
     async def _keep_store(self, engine: AsyncEngine, installation: str) -> None:
         """Migrate, compare ids, and from then on watch whether the store answers."""
         settings, store, wait_s = self._settings, self._store, self._settings.backoff_base_s
+        readable = settings.report_role is None
         while True:
             first: str | None = None
             try:
@@ -254,6 +256,8 @@ class Replica:
                     recorded = await self._take_into_use(engine, installation)
                 if recorded == installation:
                     first = await self._copied_from(engine)
+                if recorded == installation and first is None and self._leading and not readable:
+                    readable = await self._let_read(engine)
             except (StoreUnavailable, KubeError) as error:
                 _say_trouble(store, str(error)[:256])
                 if not store.foreign.is_set():
@@ -290,6 +294,17 @@ class Replica:
                     await self._elected.wait()
             self._elected.clear()
             wait_s = min(settings.backoff_max_s, wait_s * 2)
+
+    async def _let_read(self, engine: AsyncEngine) -> bool:
+        """Give the reports to the role that was named for them; False while there is no such role."""
+        role = self._settings.report_role or ""
+        try:
+            async with begin(engine) as conn:
+                await conn.run_sync(let_read, role)
+        except NoSuchRole:
+            log.warning("the database has no such role, so nobody can read the reports", report_role=role)
+            return False
+        return True
 
     async def _recorded(self, engine: AsyncEngine) -> str | None:
         """The id that the database carries, None if it knows of no installation.

@@ -152,6 +152,9 @@ class Settings(BaseModel):
     database_password: str | None = Field(
         None, repr=False, description="Takes the place of the password in the database URLs; any characters."
     )
+    report_role: str | None = Field(
+        None, description="A role of the database that may read the reports, and nothing else; it must exist."
+    )
     database_pool: int = Field(10, ge=2, le=100, description="Connections to Postgres for each replica.")
     database_timeout_s: Seconds = Field(10.0, description="How long one statement may take.")
 
@@ -402,7 +405,15 @@ EARLIER_PROVIDER = "GPU_BURST_PROVIDER"
 
 # Variables with our prefix that other commands read: hack/, tests, adapters and the simulators.
 OTHER_VARIABLES = frozenset(
-    {"NEBULA_CACHE", "NEBULA_K8S_BIN", "NEBULA_TEST_KUBECONFIG", "NEBULA_DIE_AT", "NEBULA_TEST_POSTGRES"}
+    {
+        "NEBULA_CACHE",
+        "NEBULA_K8S_BIN",
+        "NEBULA_HELM_BIN",
+        "NEBULA_NODE_BIN",
+        "NEBULA_TEST_KUBECONFIG",
+        "NEBULA_DIE_AT",
+        "NEBULA_TEST_POSTGRES",
+    }
 )
 
 

@@ -28,15 +28,16 @@ def group() -> None:
 @group.command("database-secret")
 @cluster_options
 @click.option("--name", required=True, help="The Secret.")
-def database_secret(kubeconfig: str | None, namespace: str, name: str) -> None:
+@click.option("--user", default=USER, show_default=True, help="The user in it.")
+def database_secret(kubeconfig: str | None, namespace: str, name: str, user: str) -> None:
     """Make the Secret with the database's user and password, unless it is there. It is never changed."""
-    made = asyncio.run(_database_secret(kubeconfig, namespace=namespace, name=name))
+    made = asyncio.run(_database_secret(kubeconfig, namespace=namespace, name=name, user=user))
     click.echo(f"secret/{name} {'created' if made else 'unchanged'}")
 
 
-async def _database_secret(kubeconfig: str | None, *, namespace: str, name: str) -> bool:
+async def _database_secret(kubeconfig: str | None, *, namespace: str, name: str, user: str) -> bool:
     async with connected(kubeconfig) as kube:
-        made = await _make(kube, namespace=namespace, name=name)
+        made = await _make(kube, namespace=namespace, name=name, user=user)
         from app.kube import paths
 
         held = (await kube.get(paths.secret(namespace, name))).get("data") or {}
@@ -45,7 +46,7 @@ async def _database_secret(kubeconfig: str | None, *, namespace: str, name: str)
         return made
 
 
-async def _make(kube: "Kube", *, namespace: str, name: str) -> bool:
+async def _make(kube: "Kube", *, namespace: str, name: str, user: str) -> bool:
     from app.api import keys
     from app.kube import paths
     from app.kube.errors import Exists
@@ -56,7 +57,7 @@ async def _make(kube: "Kube", *, namespace: str, name: str) -> bool:
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": {"name": name, "labels": {keys.MANAGED_BY_LABEL: keys.MANAGED_BY}},
-        "stringData": {"username": USER, "password": secrets.token_urlsafe(PASSWORD_BYTES)},
+        "stringData": {"username": user, "password": secrets.token_urlsafe(PASSWORD_BYTES)},
     }
     with suppress(Exists):  # another replica came first
         await kube.create(paths.secrets(namespace), body)

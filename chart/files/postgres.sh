@@ -48,7 +48,15 @@ have=$(cat "$PGDATA/PG_VERSION")
 Start the old version, take a dump, and restore it into a new volume (docs/install.md, Upgrading Postgres)"
 
 printf "ALTER ROLE \"%s\" PASSWORD '%s';\n\n" "$(named "$DATABASE_USER")" "$(quoted "$DATABASE_PASSWORD")" | single "$PGDATA" postgres
-unset DATABASE_PASSWORD
+if [ -n "${REPORT_USER:-}" ]; then # it may read what the controller grants it: the reports
+  [ "$REPORT_USER" != "$DATABASE_USER" ] && [ "$REPORT_USER" != postgres ] || fail "the report role must be a role of its own"
+  {
+    printf "DO \$nebula\$ BEGIN IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = '%s') THEN CREATE ROLE \"%s\" LOGIN; END IF; END \$nebula\$;\n\n" \
+      "$(quoted "$REPORT_USER")" "$(named "$REPORT_USER")"
+    printf "ALTER ROLE \"%s\" PASSWORD '%s';\n\n" "$(named "$REPORT_USER")" "$(quoted "${REPORT_PASSWORD:?}")"
+  } | single "$PGDATA" postgres
+fi
+unset DATABASE_PASSWORD REPORT_PASSWORD
 
 postgres -D "$PGDATA" -c listen_addresses='*' -c unix_socket_directories="$SOCKETS" -c password_encryption=scram-sha-256 \
   -c log_destination=stderr -c logging_collector=off "$@" &

@@ -35,7 +35,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- define "nebula.metadata" -}}
 name: {{ .name }}
 {{- if ne (toString .namespaced) "false" }}
-namespace: {{ .root.Release.Namespace }}
+namespace: {{ default .root.Release.Namespace .place }}
 {{- end }}
 labels:
   {{- include "nebula.labels" .root | nindent 2 }}
@@ -130,6 +130,10 @@ securityContext:
 {{- end -}}
 {{- end -}}
 
+{{- define "nebula.reportSecret" -}}
+{{- default (printf "%s-report" (include "nebula.postgres" .)) .Values.database.reportRole.existingSecret -}}
+{{- end -}}
+
 {{/* The connection without user and password. */}}
 {{- define "nebula.databaseUrl" -}}
 {{- if eq .Values.database.mode "bundled" -}}
@@ -160,6 +164,9 @@ securityContext:
 - {name: NEBULA_WEBHOOK_SERVICE, value: {{ include "nebula.webhookService" . | quote }}}
 - {name: NEBULA_DATABASE_URL, value: {{ include "nebula.databaseUrl" . | quote }}}
 - {name: NEBULA_DATABASE_POOL, value: {{ .Values.database.pool | quote }}}
+{{- if .Values.database.reportRole.enabled }}
+- {name: NEBULA_REPORT_ROLE, value: {{ .Values.database.reportRole.name | quote }}}
+{{- end }}
 - {name: NEBULA_PROVIDERS, value: {{ include "nebula.providers" . | quote }}}
 - {name: NEBULA_LOG_LEVEL, value: {{ .Values.controller.logLevel | quote }}}
 - {name: NEBULA_LOG_FORMAT, value: {{ .Values.controller.logFormat | quote }}}

@@ -1,4 +1,4 @@
-"""Programs built once from Go modules into a cache that all clones share: the local Kubernetes, and Helm.
+"""Programs built once from Go modules into a cache that all clones share: the local Kubernetes, a node, and Helm.
 
 The module lists in ``hack/gomod`` pin every byte. A finished set lies under a name made from them, so that
 another version is another set. Invariants: a set is whole or absent (it is renamed into place at the end),
@@ -80,6 +80,18 @@ HELM = Programs(
     ),
     "NEBULA_HELM_BIN",
     _NEED_BYTES // 3,
+)
+# What a machine needs beside the control plane to be a node (hack/e2e); of the same Kubernetes.
+NODE = Programs(
+    "node",
+    "kubelet, kube-proxy and CoreDNS",
+    (
+        Program("kubelet", "k8s.io/kubernetes/cmd/kubelet", "node"),
+        Program("kube-proxy", "k8s.io/kubernetes/cmd/kube-proxy", "node"),
+        Program("coredns", "github.com/coredns/coredns", "coredns"),
+    ),
+    "NEBULA_NODE_BIN",
+    _NEED_BYTES,
 )
 
 
@@ -257,7 +269,7 @@ def _compile(program: Program, *, go: golang.Go, work: Path, title: str, progres
 
 def _flags(program: Program, *, gomod: Path) -> list[str]:
     linker = ["-s", "-w"]
-    if program.modules == "kubernetes":
+    if program.modules in ("kubernetes", "node"):  # of the same release
         version = kubernetes_version(gomod=gomod)
         major, minor, _ = version.removeprefix("v").split(".", 2)
         for package in ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version"):

@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 FRONT_PROXY_NAME = "front-proxy-client"
+NODE_NAME = "local"  # of the one machine that a kubelet may be started for
 SERVICE_RANGE = "10.96.0.0/16"
 
 _VALID = timedelta(days=3650)  # a state folder may be used for long
@@ -21,7 +22,7 @@ _SLACK = timedelta(hours=1)  # for a clock that lags
 
 
 def write_all(folder: Path) -> None:
-    """Write ``ca``, ``apiserver``, ``admin``, ``kubelet-client``, ``front-proxy`` (.crt, .key) and
+    """Write ``ca``, ``apiserver``, ``admin``, ``node``, ``kubelet-client``, ``front-proxy`` (.crt, .key) and
     ``sa.key``.
 
     ``ca.crt`` is written last: where it exists the set is whole, and is kept.
@@ -41,6 +42,7 @@ def write_all(folder: Path) -> None:
     authority.leaf(
         folder, "kubelet-client", common_name="kube-apiserver-kubelet-client", group="system:masters"
     )
+    authority.leaf(folder, "node", common_name=f"system:node:{NODE_NAME}", group="system:nodes")
     authority.leaf(folder, "front-proxy", common_name=FRONT_PROXY_NAME)
     signer = ec.generate_private_key(ec.SECP256R1())
     _write(folder / "sa.key", _pem(signer))
@@ -50,8 +52,11 @@ def write_all(folder: Path) -> None:
     _write(folder / "ca.crt", authority.certificate.public_bytes(serialization.Encoding.PEM))
 
 
-def write_kubeconfig(path: Path, *, server: str, folder: Path) -> None:
-    """Write the admin's kubeconfig for ``server`` (a URL), certificates embedded, readable by us alone."""
+def write_kubeconfig(path: Path, *, server: str, folder: Path, user: str = "admin") -> None:
+    """Write a kubeconfig for ``server`` (a URL), certificates embedded, readable by us alone.
+
+    ``user`` is one of the leaves that `write_all` makes.
+    """
 
     def encoded(name: str) -> str:
         return base64.b64encode((folder / name).read_bytes()).decode()
@@ -64,14 +69,14 @@ def write_kubeconfig(path: Path, *, server: str, folder: Path) -> None:
         ],
         "users": [
             {
-                "name": "admin",
+                "name": user,
                 "user": {
-                    "client-certificate-data": encoded("admin.crt"),
-                    "client-key-data": encoded("admin.key"),
+                    "client-certificate-data": encoded(f"{user}.crt"),
+                    "client-key-data": encoded(f"{user}.key"),
                 },
             }
         ],
-        "contexts": [{"name": "local", "context": {"cluster": "local", "user": "admin"}}],
+        "contexts": [{"name": "local", "context": {"cluster": "local", "user": user}}],
         "current-context": "local",
     }
     _write(path, json.dumps(config, indent=2).encode())  # JSON is YAML

@@ -15,9 +15,9 @@ from starlette.types import Receive, Scope, Send
 from providers.simulation import control, scenario
 from providers.simulation.engine import Engine
 from providers.simulation.http import Answer, serve
+from providers.simulation.sockets import LOOPBACK
 from providers.simulation.state import Journal, StateError
 
-LOOPBACK = "127.0.0.1"
 Routes = Callable[[Engine], Sequence[BaseRoute]]
 
 
@@ -43,7 +43,7 @@ def run(
             return scenario.parse(default, source="default scenario")
         return scenario.load(scenario_file)
 
-    cloud = _Cloud(routes, facts=facts, state=state)
+    cloud = _Cloud(routes, facts=facts, state=state, host=host)
     try:
         asyncio.run(serve(cloud, port=port, host=host))
     finally:
@@ -53,8 +53,11 @@ def run(
 class _Cloud:
     """The application over the engine of now: ``POST /sim/reset`` puts a new and empty one in its place."""
 
-    def __init__(self, routes: Routes, *, facts: Callable[[], scenario.Scenario], state: Path) -> None:
+    def __init__(
+        self, routes: Routes, *, facts: Callable[[], scenario.Scenario], state: Path, host: str
+    ) -> None:
         self._routes = routes
+        self._host = host
         self._facts = facts
         self._state = state
         self._open(facts())
@@ -69,7 +72,7 @@ class _Cloud:
     def _open(self, facts: scenario.Scenario) -> None:
         self._journal = Journal(self._state)
         try:
-            engine = Engine(facts, self._journal)
+            engine = Engine(facts, self._journal, host=self._host)
         except BaseException:
             self._journal.close()
             raise

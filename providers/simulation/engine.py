@@ -25,6 +25,7 @@ from providers.simulation.market import Market, Meters, Pool, pool_of, pool_of_o
 from providers.simulation.orders import Order, Refusal, Refused
 from providers.simulation.processes import Processes
 from providers.simulation.scenario import Life, Scenario
+from providers.simulation.sockets import LOOPBACK
 from providers.simulation.state import Journal, Machine, StateError, Thing
 from providers.simulation.streams import Streams
 
@@ -43,8 +44,17 @@ class Created:
 class Engine:
     """One cloud over one journal. Every method is called from one event loop, after `advance`."""
 
-    def __init__(self, scenario: Scenario, journal: Journal, *, real: Callable[[], int] = real_time) -> None:
-        """Continue from the journal, or begin anew where it is empty; ``real`` is the machine's own clock.
+    def __init__(
+        self,
+        scenario: Scenario,
+        journal: Journal,
+        *,
+        real: Callable[[], int] = real_time,
+        host: str = LOOPBACK,
+    ) -> None:
+        """Continue from the journal, or begin anew where it is empty.
+
+        ``real`` is the machine's own clock, ``host`` where streams are reached.
 
         Raises:
             StateError: the journal belongs to another account's cloud, or is damaged.
@@ -56,7 +66,7 @@ class Engine:
         self.clock = Clock(anchor=real(), scale=facts.scale, skew_s=facts.skew_s, real=real)
         self.faults = Faults(lambda dumped: journal.append("faults", dumped))
         self.doors = Doors(scenario.serve, now=self.clock.now, scale=facts.scale)
-        self.streams = Streams()
+        self.streams = Streams(host)
         self.processes: Processes | None = None
         if scenario.processes is not None:
             self.processes = Processes(

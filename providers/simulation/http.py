@@ -23,10 +23,10 @@ from providers.simulation.clock import as_http_date
 from providers.simulation.engine import Engine
 from providers.simulation.faults import Call, Fault
 from providers.simulation.orders import Refusal, Refused
+from providers.simulation.sockets import LOOPBACK, listening
 
 _TRANSPORT = "simulation.transport"
 _HELD_CHECK_S = 0.05
-EVERYWHERE = "*"  # as a host: every address of every family
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,13 +288,13 @@ class _Server(uvicorn.Server):
             sys.stdout.flush()
 
 
-async def serve(app: ASGIApp, *, port: int, host: str = "127.0.0.1") -> None:
+async def serve(app: ASGIApp, *, port: int, host: str = LOOPBACK) -> None:
     """Serve until SIGTERM or Ctrl-C; port 0 takes a free one. Prints ``listening on http://HOST:PORT``.
 
     Raises:
         OSError: the port is taken.
     """
-    sock = _listening(host, port)
+    sock = listening(host, port)
     config = uvicorn.Config(
         app,
         http=_Protocol,
@@ -315,15 +315,6 @@ async def serve(app: ASGIApp, *, port: int, host: str = "127.0.0.1") -> None:
     await server._serve(
         [sock]
     )  # serve() would install signal handlers of its own, and raise the signal again
-
-
-def _listening(host: str, port: int) -> socket.socket:
-    if host == EVERYWHERE:
-        try:
-            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
-        except (OSError, ValueError):  # a machine without IPv6
-            host = ""
-    return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
 
 
 def _ask_to_end(server: uvicorn.Server) -> None:

@@ -19,6 +19,7 @@ import orjson
 
 from providers.simulation.faults import Fault
 from providers.simulation.processes import Process, Processes, read
+from providers.simulation.sockets import LOOPBACK, listening
 
 HEAD = struct.Struct(">BI")
 STAMP = struct.Struct(">Q")
@@ -50,7 +51,8 @@ Serve = Callable[["Wire"], Awaitable[None]]
 class Streams:
     """All streams of one cloud, on a port of their own that opens with the first one."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = LOOPBACK) -> None:
+        self._host = host
         self._pending: dict[bytes, tuple[Serve, Sequence[Fault]]] = {}
         self._socket: socket.socket | None = None
         self._server: asyncio.Server | None = None
@@ -60,7 +62,7 @@ class Streams:
         """What a client needs to begin: port and ticket, for ``_TICKET_S``."""
         loop = asyncio.get_running_loop()
         if self._socket is None:
-            self._socket = socket.create_server(("127.0.0.1", 0), backlog=512)
+            self._socket = listening(self._host, 0, backlog=512)
             self._socket.setblocking(False)
             self._keep(loop.create_task(self._listen(self._socket), name="streams"))
         ticket = secrets.token_hex(16)
