@@ -9,7 +9,7 @@ READY  := $(VENV)/.ready
 unexport PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
-.PHONY: demo test test-slow model chaos soak lint bench cluster clean help
+.PHONY: demo test test-slow model chaos soak lint bench e2e cluster clean help
 
 demo: $(READY) ## Show it all on this machine: three clouds, failover, a killed controller (SCENE=NAME, KEEP=1)
 	@$(BIN)/python -m hack.demo
@@ -47,6 +47,9 @@ bench: $(READY) ## Measure times, writes and CPU per Pod beside a floor (N=500, 
 	@$(BIN)/python -m tests.bench $(if $(N),--pods $(N)) $(ARGS)
 	@$(BIN)/python -m pytest tests/bench/test_kubelet.py tests/bench/test_runpod.py -q -s
 
+e2e: $(READY) ## As root: a release on a real node, from install to leaving, without a registry (ARGS=--help)
+	@$(BIN)/python -m hack.e2e $(ARGS)
+
 cluster: $(READY) ## Keep a local Kubernetes running, and print its export KUBECONFIG= line; Ctrl-C stops it
 	@$(BIN)/python -m hack.cluster run
 
@@ -56,7 +59,7 @@ clean: ## Remove what was made in this folder; the shared cache of the local Kub
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # Made again when the dependencies change. The stamp is written last: a half-made environment is finished next time.
 $(READY): pyproject.toml constraints.txt

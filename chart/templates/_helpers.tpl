@@ -170,7 +170,19 @@ securityContext:
 - {name: NEBULA_PROVIDERS, value: {{ include "nebula.providers" . | quote }}}
 - {name: NEBULA_LOG_LEVEL, value: {{ .Values.controller.logLevel | quote }}}
 - {name: NEBULA_LOG_FORMAT, value: {{ .Values.controller.logFormat | quote }}}
+- {name: NEBULA_SWEEP_MODE, value: {{ .Values.sweeper.mode | quote }}}
+- {name: NEBULA_SWEEP_MAX_MACHINES, value: {{ int .Values.sweeper.maxMachines | quote }}}
+- {name: NEBULA_SWEEP_MAX_SHARE, value: {{ .Values.sweeper.maxShare | quote }}}
+- {name: NEBULA_SWEEP_MARGIN_S, value: {{ int .Values.sweeper.marginSeconds | quote }}}
+- {name: NEBULA_SWEEP_REPORT_ONLY_S, value: {{ int .Values.sweeper.reportOnlySeconds | quote }}}
+- {name: NEBULA_BILL_EVERY_S, value: {{ int .Values.cost.billEverySeconds | quote }}}
+- {name: NEBULA_CLOSE_AFTER_S, value: {{ int .Values.cost.closeAfterSeconds | quote }}}
+- {name: NEBULA_BUDGET_LOOK_AHEAD_S, value: {{ int .Values.cost.budgetLookAheadSeconds | quote }}}
+{{- $own := dict "sweepMode" "sweeper.mode" "sweepMaxMachines" "sweeper.maxMachines" "sweepMaxShare" "sweeper.maxShare" "sweepMarginS" "sweeper.marginSeconds" "sweepReportOnlyS" "sweeper.reportOnlySeconds" "billEveryS" "cost.billEverySeconds" "closeAfterS" "cost.closeAfterSeconds" "budgetLookAheadS" "cost.budgetLookAheadSeconds" "reportRole" "database.reportRole" "databasePool" "database.pool" "logLevel" "controller.logLevel" "logFormat" "controller.logFormat" }}
 {{- range $name, $value := .Values.controller.options }}
+{{- if hasKey $own $name }}
+{{- fail (printf "controller.options.%s: set %s instead" $name (get $own $name)) }}
+{{- end }}
 - {name: {{ printf "NEBULA_%s" (snakecase $name | upper) }}, value: {{ $value | toString | quote }}}
 {{- end }}
 {{- with .Values.proxy.http }}

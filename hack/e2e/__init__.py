@@ -1,1 +1,1 @@
-"""The end-to-end test on a real node: images without a registry, a kubelet with containerd, a release as a user has it."""
+"""The end-to-end test: images without a registry, a real node, and a release as a user has it."""

@@ -1,8 +1,9 @@
 """``python -m hack.e2e``: a release on a real node, from a bare machine, as root. Leaves nothing behind.
 
-Everything runs in namespaces of its own (network, mounts, processes, IPC, host name): whatever ends the first
-process in them, SIGKILL of this one included, the kernel ends the rest and takes mounts, addresses and nftables
-tables away. What has no namespace, a folder of cgroups and the state, is removed here, and looked for at the end.
+Everything runs in namespaces of its own (network, mounts, processes, IPC, host name): whatever ends the
+first process in them, SIGKILL of this one included, the kernel ends the rest and takes mounts, addresses and
+nftables tables away. What has no namespace, a folder of cgroups and the state, is removed here, and looked
+for at the end.
 """
 
 import contextlib

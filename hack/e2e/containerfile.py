@@ -29,10 +29,18 @@ _ENTER = """\
 set -e
 mount -t proc proc "$ROOT/proc"
 mount -t tmpfs tmpfs "$ROOT/dev" && mkdir -m 1777 "$ROOT/dev/shm"
-for name in null zero full random urandom; do : >"$ROOT/dev/$name"; mount --bind "/dev/$name" "$ROOT/dev/$name"; done
+for name in null zero full random urandom; do
+  : >"$ROOT/dev/$name"
+  mount --bind "/dev/$name" "$ROOT/dev/$name"
+done
 for path in $LENT; do
   [ -e "$path" ] || continue
-  if [ -d "$path" ]; then mkdir -p "$ROOT$path"; else mkdir -p "$ROOT$(dirname "$path")"; [ -e "$ROOT$path" ] || : >"$ROOT$path"; fi
+  if [ -d "$path" ]; then
+    mkdir -p "$ROOT$path"
+  elif [ ! -e "$ROOT$path" ]; then
+    mkdir -p "$ROOT$(dirname "$path")"
+    : >"$ROOT$path"
+  fi
   mount --bind "$path" "$ROOT$path"
 done
 exec chroot "$ROOT" /bin/sh -c "cd \\"\\$0\\" && exec /bin/sh -c \\"\\$1\\"" "$FOLDER" "$COMMAND"
@@ -57,7 +65,7 @@ class Stage:
 
 
 def build(file: Path, *, context: Path, base: Path, work: Path, arguments: dict[str, str]) -> Stage:
-    """Return the last stage. ``base`` is what every ``FROM`` of no earlier stage means; ``work`` takes the stages.
+    """Return the last stage. ``base`` is what a ``FROM`` of no earlier stage means; ``work`` takes stages.
 
     Raises:
         ContainerfileError: see there.

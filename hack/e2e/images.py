@@ -1,7 +1,7 @@
 """The images that the end-to-end test installs, as archives that ``ctr images import`` takes.
 
-Nebula's by the same Containerfile as everybody's, on a base made here; Postgres of the embedded wheel's programs;
-a pause that sleeps. Each archive lies in the cache under a name made from all that went into it.
+Nebula's by the same Containerfile as everybody's, on a base made here; Postgres of the embedded wheel's
+programs; a pause that sleeps. Each archive lies in the cache under a name made from all that went into it.
 """
 
 import hashlib

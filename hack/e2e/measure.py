@@ -8,7 +8,7 @@ _ROOT = Path("/sys/fs/cgroup")
 
 
 def idle(pods: Sequence[str], *, cgroup: str, over_s: float) -> list[tuple[int, float]]:
-    """Return working set and share of a core of each Pod, by UID, measured over a time in which nothing happens."""
+    """Return working set and share of a core of each Pod, by UID, over a time in which nothing happens."""
     before = [_cpu_s(pod, cgroup) for pod in pods]
     began_s = time.monotonic()
     time.sleep(over_s)

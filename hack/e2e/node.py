@@ -1,10 +1,10 @@
-"""One real node beside the control plane: containerd, kubelet, kube-proxy and CoreDNS, inside namespaces of ours.
+"""One real node beside the control plane: containerd, kubelet, kube-proxy and CoreDNS, in our own namespaces.
 
 All of it runs in the network, mount and process namespace that ``hack.e2e`` made, so that no address, mount,
 nftables table or process outlives it. What is not in a namespace is dealt with by hand: cgroups lie below one
-folder that the caller names and removes, and the kernel settings that a kubelet insists on are shown to it as
-files instead of being changed. Pods are wired by ``ptp``: every packet is routed, so that Services work without
-bridge filters. Durations are seconds.
+folder that the caller names and removes, and the kernel settings that a kubelet insists on are shown to it
+as files instead of being changed. Pods are wired by ``ptp``: every packet is routed, so that Services work
+without bridge filters. Durations are seconds.
 """
 
 import json
@@ -250,7 +250,7 @@ class Node:
         )
 
     def _volumes(self) -> None:
-        """A default storage class and some empty volumes on this machine, as an administrator would make them."""
+        """A default storage class and some empty volumes on this machine, as an administrator makes them."""
         objects: list[dict[str, Any]] = [
             {
                 "apiVersion": "storage.k8s.io/v1",

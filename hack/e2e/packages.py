@@ -1,4 +1,4 @@
-"""containerd, runc, the CNI plugins and nft, from the machine or from Debian packages unpacked into the cache.
+"""containerd, runc, CNI plugins and nft, from the machine or from Debian packages unpacked into the cache.
 
 Nothing is installed: a package is fetched by apt's own client and unpacked into a folder of ours, so that the
 machine is afterwards what it was. What is on PATH already is taken from there.
@@ -36,12 +36,12 @@ _PACKAGES = (
 
 
 class NoPackages(RuntimeError):
-    """The programs are neither on the machine nor to be had from its package index; the message says which."""
+    """The programs are neither on the machine nor to be had from its package index; the message says so."""
 
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """Where they are: the folders for PATH and for LD_LIBRARY_PATH (may be empty), and that of the CNI plugins."""
+    """Where they are: folders for PATH and LD_LIBRARY_PATH (may be empty), and that of the CNI plugins."""
 
     paths: tuple[Path, ...]
     libraries: tuple[Path, ...]
@@ -70,8 +70,8 @@ def ready() -> Programs:
 def _fetch(home: Path) -> None:
     if not shutil.which("apt-get") or not shutil.which("dpkg-deb"):
         raise NoPackages(
-            f"install {', '.join(_PROGRAMS)} and the CNI plugins {', '.join(_PLUGINS)} (in {_CNI_FOLDERS[0]}): "
-            "this machine lacks some of them, and has no apt to fetch them with"
+            f"install {', '.join(_PROGRAMS)} and the CNI plugins {', '.join(_PLUGINS)} in {_CNI_FOLDERS[0]}:"
+            " this machine lacks some of them, and has no apt to fetch them with"
         )
     new = home.with_name(f"{home.name}.{os.getpid()}.new")
     shutil.rmtree(new, ignore_errors=True)

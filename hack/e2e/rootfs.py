@@ -1,8 +1,8 @@
-"""A base image without a registry: this machine's interpreter, a shell and its tools, and the libraries they load.
+"""A base image without a registry: this machine's interpreter, a shell and its tools, and their libraries.
 
 It stands for a slim Python image in the end-to-end test and in nothing else: what the image of a release is
-built on is the first argument of the Containerfile. Every path in it is that of an ordinary merged-usr system,
-the interpreter lies in /usr/local as in the official images.
+built on is the first argument of the Containerfile. Every path in it is that of an ordinary merged-usr
+system, the interpreter lies in /usr/local as in the official images.
 """
 
 import os

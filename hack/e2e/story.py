@@ -1,7 +1,7 @@
-"""What a user does with a release, step by step, on the node: install, rent, break, upgrade, leave, come back.
+"""What a user does with a release, step by step: install, rent, break, upgrade, leave, come back.
 
-Each step is one function, in the order of ``NAMES``, and says what it saw. A step waits for conditions, never for
-time, and every wait is bounded: ``Failed`` says which one did not come true. Durations are seconds.
+Each step is one function, in the order of ``NAMES``, and says what it saw. A step waits for conditions, never
+for time, and every wait is bounded: ``Failed`` says which one did not come true. Durations are seconds.
 """
 
 import json
@@ -440,7 +440,7 @@ def uninstall_refused(story: Story) -> None:
 
 
 def drained(story: Story) -> None:
-    """Policy drain: Pods are evicted, every machine is proven gone, the release goes; CRDs and the volume stay"""
+    """Policy drain: Pods are evicted, machines are proven gone, the release goes; CRDs and volume stay"""
     story.upgrade(**{"installation.uninstallPolicy": "drain"})
     recorded = story.psql("select id from installation", role="nebula")
     runs = int(story.psql("select count(*) from run", role="nebula"))

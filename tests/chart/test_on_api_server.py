@@ -11,7 +11,8 @@ from tests.support.cluster import Kubectl
 
 pytestmark = pytest.mark.slow
 
-EVERYTHING = ALL | {"metrics.serviceMonitor.enabled": False}  # its kind is the operator's
+# Their kinds are the operator's.
+EVERYTHING = ALL | {"metrics.serviceMonitor.enabled": False, "metrics.prometheusRule.enabled": False}
 WAYS = pytest.mark.parametrize("values", [{}, EVERYTHING, EXTERNAL], ids=["zero", "all", "external"])
 
 

@@ -1,5 +1,6 @@
 """What the chart renders, without a cluster: for both Helms, for every way to install."""
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,8 @@ import pytest
 import yaml
 
 from app.kube.preflight import rights
+from app.settings import load
+from hack.chart import MANIFEST, written
 from tests.chart.conftest import CHART, KUBERNETES, NAMESPACE, Helm, Obj
 
 pytestmark = pytest.mark.slow
@@ -22,6 +25,9 @@ ALL: Obj = {
     "providers.fake.enabled": True,
     "providers.fake.scenario": {"cloud": "fake", "regions": ["eu-1"]},
     "metrics.serviceMonitor.enabled": True,
+    "metrics.prometheusRule.enabled": True,
+    "metrics.dashboards.enabled": True,
+    "database.reportRole.enabled": True,
     "networkPolicy.enabled": True,
     "networkPolicy.apiServerCIDRs": ["10.0.0.0/8"],
     "global.imageRegistry": "registry.example",
@@ -199,16 +205,106 @@ def test_the_rights_are_exactly_those_that_the_controller_says_it_needs(helm: He
     assert granted == needed
 
 
+def test_readme_and_plain_manifest_are_those_of_the_chart() -> None:
+    for path, text in written().items():
+        assert path.read_text() == text, f"{path.name}: python -m hack.chart"
+
+
+def test_the_plain_manifest_is_whole_and_needs_no_helm() -> None:
+    objects = [each for each in yaml.safe_load_all(MANIFEST.read_text()) if each]
+
+    assert {"Namespace", "Deployment", "StatefulSet", "CronJob", "ClusterRole", "Service"} <= set(
+        kinds(objects)
+    )
+    assert not {"Job", "Pod", "Secret"} & set(kinds(objects))
+    assert "helm.sh/" not in MANIFEST.read_text()
+
+
+def test_defaults_of_sweeper_and_cost_are_those_of_the_controller(helm: Helm) -> None:
+    controller = named(helm.objects(), "Deployment", "nebula")["spec"]["template"]["spec"]["containers"][0]
+    given = {each["name"]: each["value"] for each in controller["env"] if "value" in each}
+    taken = load(
+        {}, {name: value for name, value in given.items() if not name.startswith("NEBULA_KUBELET_A")}
+    )
+    ours = load({}, {})
+
+    for name in given:
+        field = name.removeprefix("NEBULA_").lower()
+        if field.startswith(("sweep_", "bill_", "close_", "budget_", "log_", "database_pool")):
+            assert getattr(taken, field) == getattr(ours, field), name
+
+
+def test_the_report_role_gets_a_password_of_its_own_that_is_made_in_the_cluster(helm: Helm) -> None:
+    objects = helm.objects({"database.reportRole.enabled": True})
+
+    controller = named(objects, "Deployment", "nebula")["spec"]["template"]["spec"]
+    assert [each["args"] for each in controller["initContainers"]] == [
+        ["setup", "database-secret", "--name", "nebula-postgres", "--user", "nebula"],
+        ["setup", "database-secret", "--name", "nebula-postgres-report", "--user", "nebula-reporter"],
+    ]
+    assert {"name": "NEBULA_REPORT_ROLE", "value": "nebula-reporter"} in controller["containers"][0]["env"]
+    postgres = named(objects, "StatefulSet", "nebula-postgres")["spec"]["template"]["spec"]["containers"][0]
+    variables = {each["name"]: each for each in postgres["env"]}
+    assert variables["REPORT_PASSWORD"]["valueFrom"]["secretKeyRef"]["name"] == "nebula-postgres-report"
+    assert "Secret" not in kinds(objects)
+
+
+def test_alerts_and_dashboards_are_rendered_only_if_asked_for(helm: Helm) -> None:
+    assert "PrometheusRule" not in kinds(helm.objects())
+    objects = helm.objects(
+        {
+            "metrics.prometheusRule.enabled": True,
+            "metrics.prometheusRule.labels": {"release": "prometheus"},
+            "metrics.dashboards.enabled": True,
+            "metrics.dashboards.namespace": "grafana",
+        },
+        more=OPERATOR,
+    )
+
+    rule = named(objects, "PrometheusRule", "nebula")
+    assert rule["metadata"]["labels"]["release"] == "prometheus"
+    assert [group["name"] for group in rule["spec"]["groups"]] == [
+        "nebula-money",
+        "nebula-operation",
+        "nebula-orphans",
+    ]
+    for title in ("money", "operation"):
+        board = named(objects, "ConfigMap", f"nebula-dashboard-{title}")
+        assert board["metadata"]["namespace"] == "grafana"
+        assert board["metadata"]["labels"]["grafana_dashboard"] == "1"
+        file = CHART / "files" / "dashboards" / f"{title}.json"
+        assert json.loads(board["data"][f"nebula-{title}.json"]) == json.loads(file.read_text())
+
+
+def test_a_cluster_that_is_too_old_is_refused(each_helm: Helm) -> None:
+    argv = ("template", "nebula", str(CHART), "--kube-version", "v1.29.9")
+
+    assert "incompatible with Kubernetes v1.29.9" in each_helm.run(*argv).stderr
+
+
+def test_the_images_are_listed_for_mirrors(helm: Helm) -> None:
+    about = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    listed = {each["image"] for each in yaml.safe_load(about["annotations"]["artifacthub.io/images"])}
+    used = {
+        container["image"]
+        for _, spec in pod_templates(helm.objects({"providers.fake.enabled": True}))
+        for container in [*spec.get("initContainers", ()), *spec["containers"]]
+    }
+
+    assert used == listed
+
+
 def test_a_disruption_budget_only_where_it_does_not_block_a_drain(helm: Helm) -> None:
     assert "PodDisruptionBudget" in kinds(helm.objects())
     assert "PodDisruptionBudget" not in kinds(helm.objects({"controller.replicas": 1}))
 
 
-def test_a_service_monitor_without_its_operator_is_a_clear_failure(helm: Helm) -> None:
-    done = helm.template({"metrics.serviceMonitor.enabled": True})
+@pytest.mark.parametrize("part", ["serviceMonitor", "prometheusRule"])
+def test_an_object_of_the_operator_without_it_is_a_clear_failure(helm: Helm, part: str) -> None:
+    done = helm.template({f"metrics.{part}.enabled": True})
 
     assert done.returncode != 0
-    assert "this cluster has no monitoring.coreos.com/v1" in done.stderr
+    assert f"metrics.{part}.enabled is true, but this cluster has no monitoring.coreos.com/v1" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -227,6 +323,10 @@ def test_a_service_monitor_without_its_operator_is_a_clear_failure(helm: Helm) -
         ({"controller.options": {"dev": True}}, "options"),
         ({"providers.extra": ["Not An Entry"]}, "extra"),
         ({"installation.uninstallPolicy": "force"}, "uninstallPolicy"),
+        ({"controller.options": {"sweepMode": "report"}}, "set sweeper.mode instead"),
+        ({"sweeper.mode": "off"}, "mode"),
+        ({"sweeper.maxShare": 10}, "maxShare"),
+        ({"database.reportRole.name": "Reports Role"}, "name"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
