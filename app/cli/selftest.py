@@ -1,8 +1,9 @@
 """``nebula selftest``: proves an installation from within the cluster, as ``helm test`` runs it.
 
-Four looks, each said as it is done: the API serves our kinds; the database has this version's schema;
+Each look is said as it is done: the API serves our kinds; the database has this version's schema;
 admission gates an opted-in Pod (a dry run, in a namespace of its own); and, where a fake cloud is among the
-providers, a Pod runs on it to its end and its claim goes. Whatever it made it takes away again.
+providers, a Pod runs on it to its end, its claim goes, the ledger has what it cost, and the sweep finds
+nothing left of it. Whatever it made it takes away again; the ledger keeps its record.
 """
 
 import asyncio
@@ -18,6 +19,8 @@ import click
 from app.cli.cluster import cluster_options, connected
 
 if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
     from app.kube.client import Kube, Obj
 
 POLL_S = 0.5
@@ -28,7 +31,7 @@ POLL_S = 0.5
 @click.option("--provider", help="A fake cloud's provider name: run a whole Pod on it.")
 @click.option("--timeout-s", type=click.FloatRange(min=1), default=180.0, show_default=True)
 def command(kubeconfig: str | None, namespace: str, provider: str | None, timeout_s: float) -> None:
-    """Prove an installation from within: API, database, admission, a Pod's whole life."""
+    """Prove an installation from within: API, database, admission, a Pod's whole life and its cost."""
     asyncio.run(_run(kubeconfig, provider=provider, timeout_s=timeout_s))
 
 
@@ -39,7 +42,8 @@ async def _run(kubeconfig: str | None, *, provider: str | None, timeout_s: float
         async with _namespace(kube) as namespace:
             await _admission(kube, namespace, timeout_s=timeout_s)
             if provider is not None:
-                await _whole_life(kube, namespace, provider, timeout_s=timeout_s)
+                uid = await _whole_life(kube, namespace, provider, timeout_s=timeout_s)
+                await _record(uid, timeout_s=timeout_s)
     click.echo("all is well")
 
 
@@ -51,10 +55,11 @@ async def _kinds(kube: "Kube") -> None:
     click.echo("API: our kinds are served")
 
 
-async def _database() -> None:
+@asynccontextmanager
+async def _store() -> "AsyncIterator[AsyncConnection]":
+    """A connection to the database of the variables; what is wrong with it ends the test in one sentence."""
     from app.settings import SettingsError, load
-    from app.store.engine import StoreUnavailable, connect, engine_of
-    from app.store.installation import get
+    from app.store.engine import StoreUnavailable, engine_of, single
 
     try:
         settings = load({}, os.environ)
@@ -62,12 +67,19 @@ async def _database() -> None:
     except (SettingsError, ValueError) as error:
         raise click.ClickException(str(error)) from None
     try:
-        async with connect(engine) as conn:
-            recorded = await get(conn)
+        async with single(engine) as conn:
+            yield conn
     except StoreUnavailable as error:
         raise click.ClickException(f"the database cannot be used: {error}") from None
     finally:
         await engine.dispose()
+
+
+async def _database() -> None:
+    from app.store.installation import get
+
+    async with _store() as conn:
+        recorded = await get(conn)
     if recorded is None:
         raise click.ClickException("the database belongs to no installation yet: is a controller running?")
     click.echo(f"database: the schema is there, of installation {recorded.id}")
@@ -98,7 +110,8 @@ async def _admission(kube: "Kube", namespace: str, *, timeout_s: float) -> None:
     click.echo("admission: an opted-in Pod is gated")
 
 
-async def _whole_life(kube: "Kube", namespace: str, provider: str, *, timeout_s: float) -> None:
+async def _whole_life(kube: "Kube", namespace: str, provider: str, *, timeout_s: float) -> str:
+    """Returns the Pod's uid."""
     from app.kube import paths
 
     pool = f"selftest-{secrets.token_hex(3)}"
@@ -125,9 +138,35 @@ async def _whole_life(kube: "Kube", namespace: str, provider: str, *, timeout_s:
         if not await _holds(no_claim, within_s=timeout_s):
             raise click.ClickException("the Pod's NodeClaim did not go: its machine is not proven gone")
         click.echo("machine: given back")
+        return str(made["metadata"]["uid"])
     finally:
         with _gone():
             await kube.delete(paths.nodepool(pool))
+
+
+async def _record(pod_uid: str, *, timeout_s: float) -> None:
+    """What the Pod cost is in the ledger once its run is closed; the sweep has found nothing of it."""
+    from sqlalchemy import text
+
+    cost = text("select sum(cost) from pod_receipt where uid = :uid")
+    findings = text(
+        "select count(*) filter (where claim_uid in (select claim_uid from run where pod_uid = :uid)),"
+        " count(*) from orphan_open"
+    )
+
+    async with _store() as conn:
+
+        async def is_there() -> bool:
+            return (await conn.execute(cost, {"uid": pod_uid})).scalar_one() is not None
+
+        if not await _holds(is_there, within_s=timeout_s):
+            raise click.ClickException("the ledger does not know what the Pod cost")
+        usd = (await conn.execute(cost, {"uid": pod_uid})).scalar_one()
+        click.echo(f"cost: the ledger has the Pod with {usd:.6f} dollars")
+        ours, all_ = (await conn.execute(findings, {"uid": pod_uid})).one()
+    if ours:
+        raise click.ClickException("the sweep has found something left of the Pod: nebula orphans")
+    click.echo(f"audit: nothing is left of it; {all_} open findings of others")
 
 
 def _pool(name: str, provider: str) -> "Obj":

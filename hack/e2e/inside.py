@@ -118,9 +118,7 @@ def _story(plan: Plan) -> None:
         "--endpoint-reconciler-type=lease",
     )
     began_s = time.monotonic()
-    plane = ControlPlane(
-        state=plan.state / "control-plane", programs=plan.kubernetes, audit=False, apiserver_flags=flags
-    )
+    plane = ControlPlane(state=plan.state / "control-plane", programs=plan.kubernetes, apiserver_flags=flags)
     with plane:
         node = nodes.Node(
             plane=plane,

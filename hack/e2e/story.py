@@ -14,6 +14,7 @@ from typing import Any
 
 from hack.cluster import ControlPlane, certificates
 from hack.e2e import measure
+from hack.e2e import rights as audit
 from hack.e2e.images import NEBULA
 from hack.e2e.node import Node
 
@@ -40,6 +41,9 @@ SCENARIO = {
     "offers": [{"usd_per_hour": {"Spot": "0.04", "OnDemand": "0.10"}}],
     "processes": {},
 }
+
+# Rights that this story does not come to need, each with the case that needs it.
+UNUSED_HERE: dict[audit.Right, str] = {}
 
 Obj = dict[str, Any]
 
@@ -485,6 +489,24 @@ def adopts(story: Story) -> None:
     _one_machine_each(story)
 
 
+def rights(story: Story) -> None:
+    """Every right of the controller was used in all this, and none was missing"""
+    account = f"system:serviceaccount:{NAMESPACE}:{RELEASE}"
+    found = audit.used(story.plane.audit_log, account=account)
+    if found.forbidden:
+        raise Failed(
+            f"{len(found.forbidden)} requests of the controller were forbidden: {found.forbidden[:5]}"
+        )
+    roles = [story.got("clusterrole", "nebula-controller")]
+    roles.append(story.got("role", RELEASE, "-n", NAMESPACE))
+    roles.append(story.got("role", "nebula-node-leases", "-n", "kube-node-lease"))
+    given = audit.granted(roles)
+    unused = sorted(given - found.rights - UNUSED_HERE.keys())
+    story.say(f"   {len(given)} rights given, {len(given & found.rights)} used, {len(UNUSED_HERE)} excused")
+    if unused:
+        raise Failed(f"rights that were never used: {unused}")
+
+
 def _kept(story: Story, before: dict[str, str]) -> None:
     now = story.claims()
     if moved := {
@@ -529,5 +551,6 @@ STEPS: dict[str, Callable[[Story], None]] = {
     "uninstall-refused": uninstall_refused,
     "drained": drained,
     "adopts": adopts,
+    "rights": rights,
 }
 NAMES = tuple(STEPS)
