@@ -12,7 +12,7 @@ import os
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -82,9 +82,7 @@ class Node:
     programs: Path
     packages: Programs
     cgroup: str
-
-    def __post_init__(self) -> None:
-        self._children: dict[str, subprocess.Popen[bytes]] = {}
+    _children: dict[str, subprocess.Popen[bytes]] = field(init=False, default_factory=dict)
 
     @staticmethod
     def network() -> None:

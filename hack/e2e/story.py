@@ -121,7 +121,7 @@ class Story:
             self.say(f"   | {line}")
 
     def run(
-        self, program: Path, *argv: str, stdin: str | None = None, within_s: float = WITHIN_S
+        self, program: Path, *argv: str, stdin: str | None = None, within_s: float = 1.2 * WITHIN_S
     ) -> subprocess.CompletedProcess[str]:
         """Run a program with the admin's kubeconfig."""
         return subprocess.run(
