@@ -113,7 +113,16 @@ def manifest() -> str:
         RuntimeError: Helm refused; the message is its own.
     """
     helm = binaries.build(binaries.HELM) / "helm4"
-    argv = [helm, "template", "nebula", CHART, "--namespace", NAMESPACE, "--no-hooks", "--skip-tests"]
+    argv: list[str | Path] = [
+        helm,
+        "template",
+        "nebula",
+        CHART,
+        "--namespace",
+        NAMESPACE,
+        "--no-hooks",
+        "--skip-tests",
+    ]
     argv += ["--set", "crds.install=false"]
     done = subprocess.run(
         [*argv, "--kube-version", binaries.kubernetes_version()], capture_output=True, text=True, check=False

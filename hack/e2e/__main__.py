@@ -118,7 +118,16 @@ def _run_apart(plan: Path, *, log: Path) -> int:
     """Run the inside to its end and show what it says. Its processes end with it, and it ends with us."""
     unshare = shutil.which("unshare") or "/usr/bin/unshare"
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}
-    argv = [unshare, *_APART, "--propagation", "private", sys.executable, "-m", "hack.e2e.inside", plan]
+    argv: list[str | Path] = [
+        unshare,
+        *_APART,
+        "--propagation",
+        "private",
+        sys.executable,
+        "-m",
+        "hack.e2e.inside",
+        plan,
+    ]
     process = spawn(argv, log=log, env=environment, cwd=ROOT)
     try:
         with log.open() as shown:

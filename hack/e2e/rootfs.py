@@ -29,6 +29,11 @@ nobody:x:65534:65534:nobody:/:/bin/sh
 """
 _GROUP = "root:x:0:\npostgres:x:999:\nnebula:x:65532:\nnogroup:x:65534:\n"
 _BUNDLES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt")
+# What wheels take for granted and no tool here links to: the compiler's runtime, and names kept by glibc.
+_OFTEN = (
+    *("libgcc_s.so.1", "libstdc++.so.6", "libpthread.so.0", "librt.so.1", "libdl.so.2", "libutil.so.1"),
+    *("libm.so.6", "libresolv.so.2", "libcrypt.so.1", "libz.so.1", "libnss_files.so.2", "libnss_dns.so.2"),
+)
 _LOADED = re.compile(r"(?:=> )?(/\S+) \(0x")
 
 
@@ -61,6 +66,7 @@ def make(target: Path, *, python: bool, tools: Iterable[str] = TOOLS) -> None:
         _libraries(Path(found).resolve(), target)
     if python:
         _interpreter(target)
+        _often(target)
 
 
 def add_libraries(programs: Iterable[Path], target: Path) -> None:
@@ -91,6 +97,19 @@ def _interpreter(target: Path) -> None:
     _libraries(program, target)
     for extension in (local / "lib" / version / "lib-dynload").glob("*.so"):
         _libraries(library / "lib-dynload" / extension.name, target)
+
+
+def _often(target: Path) -> None:
+    ldconfig = shutil.which("ldconfig", path="/sbin:/usr/sbin:/usr/bin") or "ldconfig"
+    known = subprocess.run([ldconfig, "-p"], capture_output=True, text=True, check=True).stdout
+    for name in _OFTEN:
+        for line in known.splitlines():
+            words = line.split()
+            if words[:1] == [name] and "32-bit" not in line and "x32" not in line:
+                copy = target / "usr" / "lib" / name
+                shutil.copy2(Path(words[-1]).resolve(), copy)
+                _libraries(Path(words[-1]).resolve(), target)
+                break
 
 
 def _libraries(program: Path, target: Path) -> None:

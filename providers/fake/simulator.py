@@ -51,6 +51,7 @@ from providers.simulation.meter import bill_usd
 from providers.simulation.orders import Order, Refusal, Refused
 from providers.simulation.processes import CannotStart, Processes
 from providers.simulation.scenario import Billing, Images
+from providers.simulation.sockets import LOOPBACK
 from providers.simulation.state import Machine
 from providers.simulation.streams import Serve, Wire, serve_attached, serve_output, serve_port, serve_process
 
@@ -84,7 +85,7 @@ _STATUS = {
 }
 
 
-def run(scenario: Path | None, state: Path, port: int, host: str = command.LOOPBACK) -> None:
+def run(scenario: Path | None, state: Path, port: int, host: str = LOOPBACK) -> None:
     """Serve until SIGTERM. Raises what `providers.simulation.command.run` does."""
     command.run(routes, default=DEFAULT_SCENARIO, scenario_file=scenario, state=state, port=port, host=host)
 
