@@ -43,6 +43,7 @@ class Disasters:
     lie: Path | None
     restores: list[Restore] = field(default_factory=list)
     orphans: int = 0  # of this flock
+    beside: int = 0  # that struck this flock
     struck: int = 0  # of all
     one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -51,6 +52,7 @@ class Disasters:
         disaster = rng.choice(self._all())
         async with self.one_at_a_time:
             self.struck += 1
+            self.beside += 1
             return await disaster(rng)
 
     def _all(self) -> list[Disaster]:

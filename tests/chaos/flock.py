@@ -45,7 +45,7 @@ class Flock:
 
     async def run(self) -> None:
         self.disasters.restores.clear()
-        self.disasters.orphans = 0
+        self.disasters.orphans = self.disasters.beside = 0
         await self._each(Seed.begin)
         await self._each(Seed.disturb)
         await self._calm()
