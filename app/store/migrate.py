@@ -12,13 +12,14 @@ import asyncio
 import random
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 import structlog
 from sqlalchemy import Connection, func, select
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.store import engine as door
@@ -34,6 +35,8 @@ LOCK = 0x6E6562756C61  # "nebula"; the key belongs to the database, so installat
 LOCK_TIMEOUT_S = 10.0
 WAIT_S = 600.0
 POLL_S = 0.5
+DEADLOCKS = 10
+_DEADLOCK = "40P01"
 
 __all__ = ["SchemaTooNew", "State", "Verdict", "check", "migrate"]
 
@@ -73,13 +76,34 @@ async def migrate(
             await _lock(conn, wait_s=wait_s, poll_s=poll_s, say=say)
             state = await _read(conn)  # another migrator may have been first
         if state.verdict is Verdict.BEHIND:
-            await conn.run_sync(_upgrade, say)
+            await _again_after_deadlocks(conn, lambda: conn.run_sync(_upgrade, say), say=say)
             state = await _read(conn)
         if state.revision is None or not state.usable:
             raise SchemaTooNew(state)
         if state.verdict is Verdict.CURRENT:  # newer code's views are its own business
             await _keep_views(conn, wait_s=wait_s, poll_s=poll_s, say=say)
         return state.revision
+
+
+async def _again_after_deadlocks(
+    conn: AsyncConnection, step: Callable[[], Awaitable[None]], *, say: Callable[[str], None]
+) -> None:
+    """Carry out ``step``. Replicas of the version before are at work, and may hold what it needs in another
+    order; the server then ends one of the two. Each revision is a transaction, so no work is done twice.
+
+    Raises:
+        app.store.engine.StoreUnavailable: it was ended again and again.
+    """
+    for _ in range(DEADLOCKS):
+        try:
+            await step()
+            return
+        except DBAPIError as error:
+            if getattr(error.orig, "sqlstate", None) != _DEADLOCK:
+                raise
+            await conn.rollback()
+            say("ended by a deadlock with a replica at work: tried again")
+    raise door.StoreUnavailable("deadlocks with replicas at work, again and again", sqlstate=_DEADLOCK)
 
 
 async def _keep_views(
@@ -94,7 +118,7 @@ async def _keep_views(
         return
     await _lock(conn, wait_s=wait_s, poll_s=poll_s, say=say)  # ours already, after a migration
     if not await conn.run_sync(views.is_current):
-        await conn.run_sync(views.install)
+        await _again_after_deadlocks(conn, lambda: conn.run_sync(views.install), say=say)
         say(f"views: {views.version()}")
     await conn.commit()
 

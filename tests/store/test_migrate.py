@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 import psycopg
 import pytest
+from alembic import command
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -168,6 +169,33 @@ async def test_a_lock_held_for_too_long_leaves_nothing_behind(empty_url: str) ->
         assert set(tables.scalars()) <= {"alembic_version"}
 
 
+async def test_fc_096_a_deadlock_with_a_replica_at_work_only_delays_a_migration(database_url: str) -> None:
+    """The replica reads one table and then the other; the migration changes them the other way round."""
+    engine = create_direct_engine(database_url, lock_timeout_s=5)
+    async with engine.connect() as conn:
+        await conn.run_sync(lambda sync: command.downgrade(migrate.config_for(sync), "0002"))
+    await engine.dispose()
+    said: list[str] = []
+    changing = text(
+        "select 1 from pg_locks where relation = 'claim'::regclass"
+        " and mode = 'AccessExclusiveLock' and granted"
+    )
+
+    async with direct(database_url) as replica, direct(database_url) as looking:
+        await replica.execute(text("set local deadlock_timeout = '60s'"))  # so that the other one is ended
+        await replica.execute(text("set local lock_timeout = 0"))
+        await replica.execute(text("select count(*) from run"))
+        migrating = asyncio.create_task(migrate.migrate(database_url, report=said.append))
+        async with asyncio.timeout(30):
+            while (await looking.execute(changing)).first() is None:
+                await asyncio.sleep(0.02)
+        await replica.execute(text("select count(*) from claim"))
+
+    assert await asyncio.wait_for(migrating, timeout=60) == revisions.head()
+    assert "ended by a deadlock with a replica at work: tried again" in said
+    assert await applied(database_url) == ALL
+
+
 @pytest.mark.parametrize(
     ("min_readers", "verdict"),
     [
@@ -204,8 +232,6 @@ async def test_a_newer_schema_is_accepted_while_every_newer_revision_allows_this
 async def test_the_first_revision_can_be_undone_by_hand(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from alembic import command
-
     engine = create_direct_engine(database_url, lock_timeout_s=5)
     async with engine.connect() as conn:
         await conn.run_sync(lambda sync: command.downgrade(migrate.config_for(sync), "base"))
