@@ -5,17 +5,14 @@ an object but its namespace and name is logged: a Pod's environment holds secret
 """
 
 import base64
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
 import orjson
 import structlog
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.admission import pools, rules, spelling
 from app.admission.rules import Verdict
@@ -42,6 +39,10 @@ class BadReview(ValueError):
     """The body is no admission review for this path; the message says why."""
 
 
+class Disconnected(Exception):
+    """Whoever asked does not wait for the answer."""
+
+
 class TooLarge(ValueError):
     """The body is larger than any review of an object that could be stored."""
 
@@ -61,8 +62,12 @@ class Review:
 Judge = Callable[[Review], Verdict]
 
 
-def application(*, stock: Stock) -> Starlette:
-    """The web application. ``stock`` says, at each call, what could be rented."""
+def application(*, stock: Stock) -> ASGIApp:
+    """The web application. ``stock`` says, at each call, what could be rented.
+
+    It is called twice for each Pod, so it is nothing but a table of paths: a framework's layers around it
+    took 0.07 ms of CPU a Pod, half as much as the reviews themselves.
+    """
 
     def judge_new_pod(review: Review) -> Verdict:
         """Only about Pods being created."""
@@ -83,14 +88,32 @@ def application(*, stock: Stock) -> Starlette:
     def judge_pool(review: Review) -> Verdict:
         return pools.warn_of_pool(review.obj, stock=stock)
 
-    return Starlette(
-        routes=[
-            _route(POD_MUTATING_PATH, judge_new_pod, group="", kind="Pod"),
-            _route(POD_VALIDATING_PATH, judge_final_pod, group="", kind="Pod"),
-            _route(POD_WARNING_PATH, judge_bystander, group="", kind="Pod"),
-            _route(NODE_POOL_VALIDATING_PATH, judge_pool, group=GROUP, kind=NODE_POOL),
-        ]
-    )
+    routes = {
+        POD_MUTATING_PATH: _Route(POD_MUTATING_PATH, judge_new_pod, group="", kind="Pod"),
+        POD_VALIDATING_PATH: _Route(POD_VALIDATING_PATH, judge_final_pod, group="", kind="Pod"),
+        POD_WARNING_PATH: _Route(POD_WARNING_PATH, judge_bystander, group="", kind="Pod"),
+        NODE_POOL_VALIDATING_PATH: _Route(NODE_POOL_VALIDATING_PATH, judge_pool, group=GROUP, kind=NODE_POOL),
+    }
+
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        route = routes.get(scope["path"])
+        if route is None:
+            reply = _Reply(404, b"there is no such webhook\n")
+        elif scope["method"] != "POST":
+            reply = _Reply(405, b"a review is posted\n")
+        else:
+            try:
+                reply = route.reply(await _body(receive))
+            except TooLarge as error:
+                log.warning("review too large", path=route.path)
+                reply = _Reply(413, f"{error}\n".encode())
+            except Disconnected:
+                return
+        headers = [(b"content-type", reply.kind), (b"content-length", str(len(reply.body)).encode())]
+        await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+        await send({"type": "http.response.body", "body": reply.body})
+
+    return serve
 
 
 def parsed(body: bytes, *, group: str, kind: str) -> Review:
@@ -142,47 +165,52 @@ def answer(review: Review, verdict: Verdict) -> bytes:
     return orjson.dumps({"apiVersion": REVIEW_API_VERSION, "kind": "AdmissionReview", "response": response})
 
 
-def _route(path: str, judge: Judge, *, group: str, kind: str) -> Route:
-    async def endpoint(request: Request) -> Response:
-        try:
-            review = parsed(await _body(request), group=group, kind=kind)
-        except BadReview as error:
-            log.warning("review not understood", path=path, error=str(error))
-            return PlainTextResponse(f"{error}\n", status_code=400)
-        except TooLarge as error:
-            log.warning("review too large", path=path)
-            return PlainTextResponse(f"{error}\n", status_code=413)
-        about = {"kind": kind, "namespace": review.namespace, "name": review.name}
-        try:
-            verdict = judge(review)
-        except Exception as error:
-            log.error("review failed", **about, error=type(error).__name__, at=_place(error))
-            return PlainTextResponse("the review failed; see the controller's log\n", status_code=500)
-        if verdict.refusals:
-            log.info("refused", **about, operation=review.operation, reasons=list(verdict.refusals))
-        return Response(answer(review, verdict), media_type="application/json")
-
-    return Route(path, _Endpoint(endpoint), methods=["POST"])
+@dataclass(frozen=True, slots=True)
+class _Reply:
+    status: int
+    body: bytes
+    kind: bytes = b"text/plain; charset=utf-8"
 
 
 @dataclass(frozen=True, slots=True)
-class _Endpoint:
-    """A handler as an ASGI application of its own: a review needs nothing that the wrapper would add."""
+class _Route:
+    """One webhook: what it is about, and who judges."""
 
-    handle: Callable[[Request], Awaitable[Response]]
+    path: str
+    judge: Judge
+    _: KW_ONLY
+    group: str
+    kind: str
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        response = await self.handle(Request(scope, receive))
-        await response(scope, receive, send)
+    def reply(self, body: bytes) -> _Reply:
+        try:
+            review = parsed(body, group=self.group, kind=self.kind)
+        except BadReview as error:
+            log.warning("review not understood", path=self.path, error=str(error))
+            return _Reply(400, f"{error}\n".encode())
+        about = {"kind": self.kind, "namespace": review.namespace, "name": review.name}
+        try:
+            verdict = self.judge(review)
+        except Exception as error:
+            log.error("review failed", **about, error=type(error).__name__, at=_place(error))
+            return _Reply(500, b"the review failed; see the controller's log\n")
+        if verdict.refusals:
+            log.info("refused", **about, operation=review.operation, reasons=list(verdict.refusals))
+        return _Reply(200, answer(review, verdict), b"application/json")
 
 
-async def _body(request: Request) -> bytes:
-    chunks, size = [], 0
-    async for chunk in request.stream():
+async def _body(receive: Receive) -> bytes:
+    chunks, size, more = [], 0, True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Disconnected
+        chunk = message.get("body", b"")
         size += len(chunk)
         if size > BODY_BYTES_MAX:
             raise TooLarge(f"a review has at most {BODY_BYTES_MAX} bytes")
         chunks.append(chunk)
+        more = message.get("more_body", False)
     return b"".join(chunks)
 
 

@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 
 import structlog
 import uvicorn
-from starlette.applications import Starlette
+from starlette.types import ASGIApp
 
 from app.admission.configurations import certificate_names, configurations, with_port
 from app.admission.reviews import application
@@ -170,7 +170,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _config(app: Starlette, certificates: Certificates) -> uvicorn.Config:
+def _config(app: ASGIApp, certificates: Certificates) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http="httptools",

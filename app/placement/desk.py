@@ -22,11 +22,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from app.placement.promises import Promises
 from app.placement.rank import History
-from app.store import backoffs, blocks, budgets, decisions, installation, refusals, reservations
+from app.store import budgets, decisions, installation, refusals, reservations, standing
 from app.store.backoffs import Backoff
 from app.store.blocks import Block
 from app.store.decisions import Decision
-from app.store.engine import StoreUnavailable, begin, connect, database_now
+from app.store.engine import StoreUnavailable, begin, connect
 from app.store.reservations import Key, Reservation
 from providers.base import Tier
 
@@ -161,7 +161,8 @@ class Desk:
             StoreUnavailable: see there.
         """
         async with connect(self._engine) as conn:
-            return Seen(blocks=await blocks.live(conn), now=await database_now(conn))
+            stands = await standing.read(conn)
+        return Seen(blocks=stands.blocks, now=stands.now)
 
     async def run(self) -> None:
         """Serve looks until cancelled; those left then are cancelled too."""
@@ -192,30 +193,8 @@ class Desk:
             async with begin(self._engine) as conn:
                 self._check(await installation.get(conn, lock=bool(pools or changes)))
                 await changes.write(conn)
-                seen = Seen(
-                    blocks=await blocks.live(conn),
-                    now=await database_now(conn),
-                    promises=Promises(
-                        await reservations.sums(conn, pools) if pools else (),
-                        await budgets.standing(conn, pools) if pools else (),
-                    ),
-                    history=await self._lately(conn) if pools else History(),
-                    backoffs=await backoffs.live(conn) if pools else {},
-                )
-                rows = []
-                for look in batch:
-                    if look.answer.done():
-                        continue  # nobody waits for it any more
-                    try:
-                        answer, row = look.judge(seen)
-                    except Exception as error:
-                        look.answer.set_exception(error)
-                        continue
-                    answers.append((look, answer))
-                    if row is not None:
-                        rows.append(row)
-                await reservations.put(conn, seen.promises.rows)
-                await decisions.record(conn, rows)
+                if batch:
+                    answers = await self._judge(conn, batch, pools)
         except StoreUnavailable as error:
             log.warning("placement waits for the database", error=str(error))
             self._changes.again(changes)
@@ -230,6 +209,38 @@ class Desk:
             for look, answer in answers:
                 if not look.answer.done():
                     look.answer.set_result(answer)
+
+    async def _judge(
+        self, conn: AsyncConnection, batch: list[_Look[Any]], pools: set[str]
+    ) -> list[tuple[_Look[Any], Any]]:
+        """Have each of the batch decided, and write down what was."""
+        stands = await standing.read(conn)
+        seen = Seen(
+            blocks=stands.blocks,
+            now=stands.now,
+            promises=Promises(
+                await reservations.sums(conn, pools) if pools else (),
+                await budgets.standing(conn, pools) if pools else (),
+            ),
+            history=await self._lately(conn) if pools else History(),
+            backoffs=stands.backoffs,
+        )
+        answers: list[tuple[_Look[Any], Any]] = []
+        rows: list[Decision] = []
+        for look in batch:
+            if look.answer.done():
+                continue  # nobody waits for it any more
+            try:
+                answer, row = look.judge(seen)
+            except Exception as error:
+                look.answer.set_exception(error)
+                continue
+            answers.append((look, answer))
+            if row is not None:
+                rows.append(row)
+        await reservations.put(conn, seen.promises.rows)
+        await decisions.record(conn, rows)
+        return answers
 
     async def _lately(self, conn: AsyncConnection) -> History:
         """How orders have fared, read once a second at most: it explains, and decides nothing."""

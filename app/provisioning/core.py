@@ -6,7 +6,7 @@ One `Core` a replica. Nothing in it outlives the process but what the rows say.
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from decimal import Decimal
 from typing import Any
@@ -26,6 +26,7 @@ from app.store import rentals, seen
 from app.store.engine import StoreUnavailable, begin, single
 from app.store.installation import hold
 from app.store.rentals import Rows, RunFacts
+from app.store.together import Together
 from catalog.offerings import Offerings
 from providers.base import (
     ClaimUid,
@@ -71,6 +72,11 @@ class Core:
     past_regions: dict[AccountKey, set[str]] = field(default_factory=dict)
     # The cloud's own ids of the accounts that open runs are in; None until the store has told.
     recorded_accounts: dict[AccountKey, frozenset[str]] | None = None
+    _loads: Together[tuple[ClaimUid, str, str], Rows] = field(init=False)
+    _fences: Together[rentals.Sending, bool] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._loads, self._fences = Together(self._load_all), Together(self._fence_all)
 
     def life(self, claim: ClaimSpec) -> Life:
         """What is known of the claim; the newest spec wins, since only its status part can differ."""
@@ -127,13 +133,32 @@ class Core:
         Raises:
             StoreUnavailable: also where the store has become another installation's.
         """
-        async with single(self.engine) as conn:
-            rows = await rentals.load(conn, claim.uid, provider=claim.provider, account=claim.account)
+        rows = await self._loads.answer((claim.uid, claim.provider, claim.account))
         if rows.installation != self.installation:
             raise StoreUnavailable(
                 f"the database is of installation {rows.installation}, we are {self.installation}"
             )
         return rows
+
+    async def _load_all(
+        self, asked: Collection[tuple[ClaimUid, str, str]]
+    ) -> Mapping[tuple[ClaimUid, str, str], Rows]:
+        async with single(self.engine) as conn:
+            found = await rentals.load_many(conn, asked)
+        return {key: found[key[0]] for key in asked}
+
+    async def fence(self, uid: ClaimUid, *, number: int, epoch: int) -> bool:
+        """May this attempt be sent now, as far as rows tell; read after this call began.
+
+        Raises:
+            StoreUnavailable: see there.
+        """
+        return await self._fences.answer((uid, number, epoch))
+
+    async def _fence_all(self, asked: Collection[rentals.Sending]) -> Mapping[rentals.Sending, bool]:
+        async with single(self.engine) as conn:
+            allowed = await rentals.fence(conn, asked)
+        return {each: each in allowed for each in asked}
 
     async def believe(self, claim: ClaimSpec, rows: Rows, live: LiveClaim, *, epoch: int) -> Rows:
         """Bring rows and mark together (design section 5, rule 8).

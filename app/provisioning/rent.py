@@ -358,8 +358,7 @@ class Renter:
         """The fence, right before the send and after every wait."""
         core = self._core
         reach("fence.before")
-        async with single(core.engine) as conn:
-            allowed = await rentals.fence(conn, call.claim.uid, number=attempt.number, epoch=call.epoch)
+        allowed = await core.fence(call.claim.uid, number=attempt.number, epoch=call.epoch)
         reach("fence.after")
         in_time = core.clock() < began + core.settings.send_window_s
         marked = call.account.account_id == call.account_id  # or the machine would be looked for elsewhere

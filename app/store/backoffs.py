@@ -5,11 +5,10 @@ a machine rented after the last one that counted. A run of some length, or a lon
 anew. Times are the database's. Every function runs in the caller's transaction.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import delete, func, select, text
+from sqlalchemy import delete, func, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.store import tables
@@ -89,16 +88,6 @@ async def note(conn: AsyncConnection, failure: Failure, *, pace: Pace) -> dateti
     }
     until: datetime | None = (await conn.execute(_NOTE, values)).scalar_one_or_none()
     return until
-
-
-async def live(conn: AsyncConnection) -> Mapping[str, Backoff]:
-    """The owners that wait now, by UID."""
-    table = tables.OwnerBackoff
-    query = select(table.owner_uid, table.failures, table.message, table.until).where(
-        table.until > func.clock_timestamp()
-    )
-    rows = [Backoff(**row) for row in (await conn.execute(query)).mappings()]
-    return {row.owner_uid: row for row in rows}
 
 
 async def prune(conn: AsyncConnection, *, older_than_s: float) -> int:

@@ -6,7 +6,7 @@ end of an entry only ever moves later, but for a person's `clear`. The database'
 a lapsed entry is kept for reports until `prune`. Every function runs in the caller's transaction.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
@@ -194,7 +194,7 @@ async def clear(
         .values(expires_at=now)
         .returning(*tables.Block.__table__.columns)
     )
-    found = [_block(row) for row in (await conn.execute(ended)).mappings()]
+    found = [of_row(row) for row in (await conn.execute(ended)).mappings()]
     return sorted(found, key=lambda block: block.id)
 
 
@@ -210,10 +210,11 @@ async def _load(conn: AsyncConnection, *wanted: ColumnElement[bool]) -> list[Blo
         .where(*wanted)
         .order_by(tables.Block.expires_at.desc(), tables.Block.id)
     )
-    return [_block(row) for row in (await conn.execute(query)).mappings()]
+    return [of_row(row) for row in (await conn.execute(query)).mappings()]
 
 
-def _block(row: Any) -> Block:
+def of_row(row: Mapping[str, Any]) -> Block:
+    """A block from its row's columns by name."""
     return Block(
         id=row["id"],
         scope=Scope(**{field.name: row[field.name] for field in fields(Scope)}),

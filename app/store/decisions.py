@@ -10,7 +10,8 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
-from sqlalchemy import bindparam, cast, delete, exists, func, insert, select, update
+from sqlalchemy import bindparam, delete, func, select, text
+from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.store.tables import PlacementDecision
@@ -51,46 +52,44 @@ class Recorded:
 
 _COLUMNS = tuple(field.name for field in fields(Decision))
 _table: Any = PlacementDecision.__table__
-# Not the columns' own names: the update would take those for values to set.
-_BIND = {
-    name: cast(bindparam(f"new_{name}", type_=_table.c[name].type), _table.c[name].type) for name in _COLUMNS
-}
-_LATEST = (
-    select(_table.c.id)
-    .where(_table.c.pod_uid == _BIND["pod_uid"])
-    .order_by(_table.c.id.desc())
-    .limit(1)
-    .scalar_subquery()
-)
-_AGAIN = (
-    update(_table)
-    .where(_table.c.id == _LATEST)
-    .where(*(_table.c[name].is_not_distinct_from(_BIND[name]) for name in _COLUMNS))
-    .values(looks=_table.c.looks + 1, last_decided_at=func.clock_timestamp())
-    .returning(_table.c.id)
-    .cte("again")
-)
-# The moment is the statement's own, not the column's default: a batch must keep its order.
-_MOMENT = func.clock_timestamp()
-_RECORD = (
-    insert(_table)
-    .from_select(
-        [*_COLUMNS, "decided_at", "last_decided_at"],
-        select(*_BIND.values(), _MOMENT, _MOMENT).where(~exists().select_from(_AGAIN)),
+_KINDS = {"usd_per_hour": "numeric", "candidates": "jsonb"}
+_NAMES = ", ".join(_COLUMNS)
+# All looks of a batch in one statement: one each was one of the 14 of a Pod's life. The moment is the
+# statement's own, not the column's default: a batch must keep its order.
+_RECORD = text(f"""
+    with look as materialized (
+        select new.*, (select max(id) from placement_decision held where held.pod_uid = new.pod_uid) as latest
+        from jsonb_to_recordset(:looks)
+            as new (n int, {", ".join(f"{name} {_KINDS.get(name, 'text')}" for name in _COLUMNS)})
+    ), again as (
+        update placement_decision held set looks = held.looks + 1, last_decided_at = clock_timestamp()
+        from look where held.id = look.latest
+            and ({", ".join(f"held.{name}" for name in _COLUMNS)})
+                is not distinct from ({", ".join(f"look.{name}" for name in _COLUMNS)})
+        returning held.id
     )
-    .add_cte(_AGAIN)
-)
+    insert into placement_decision ({_NAMES}, decided_at, last_decided_at)
+    select {_NAMES}, clock_timestamp(), clock_timestamp() from look
+    where latest is null or latest not in (select id from again)
+    order by n
+""").bindparams(bindparam("looks", type_=JSONB))
 
 
 async def record(conn: AsyncConnection, decisions: Sequence[Decision]) -> None:
     """Write looks down, in the order given for each Pod; one like the Pod's latest row is counted there."""
-    rows = [
-        {f"new_{name}": getattr(decision, name) for name in _COLUMNS}
-        | {"new_candidates": list(decision.candidates)}
-        for decision in sorted(decisions, key=lambda decision: decision.pod_uid)  # stable; one lock order
-    ]
-    if rows:
-        await conn.execute(_RECORD, rows)
+    left: Sequence[Decision] = decisions
+    while left:  # a second look at one Pod is compared with the first, so it goes in a statement of its own
+        wave: dict[str, Decision] = {}
+        later = []
+        for decision in left:
+            if wave.setdefault(decision.pod_uid, decision) is not decision:
+                later.append(decision)
+        rows = [
+            {"n": n, **{name: getattr(decision, name) for name in _COLUMNS}}
+            for n, decision in enumerate(wave.values())
+        ]
+        await conn.execute(_RECORD, {"looks": rows})
+        left = later
 
 
 async def latest(conn: AsyncConnection, pod_uid: str) -> Recorded | None:

@@ -4,14 +4,14 @@ Every change of state is one statement, a compare-and-set that also carries the 
 that somebody else was first. Nothing here decides; `app.provisioning` does. Times are the database's.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
 import orjson
-from sqlalchemy import text
+from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from providers.base import ClaimUid, ResourceId
@@ -77,7 +77,7 @@ _ATTEMPTS = """
         'send_by', send_by, 'send_by_in_s', extract(epoch from send_by - clock_timestamp())::float8,
         'age_s', extract(epoch from clock_timestamp() - created_at)::float8,
         'outcome', outcome, 'rejection', rejection, 'message', message) order by number), '[]'::jsonb)
-    from provision_attempt a where a.claim_uid = :uid
+    from provision_attempt a where a.claim_uid = asked.uid
 """
 _RUNS = """
     select coalesce(jsonb_agg(jsonb_build_object(
@@ -85,22 +85,39 @@ _RUNS = """
         'extra', extra, 'seen', first_seen_at is not null, 'gone', gone_at is not null,
         'accepted_ago_s', extract(epoch from clock_timestamp() - accepted_at)::float8) order by id),
         '[]'::jsonb)
-    from run where run.claim_uid = :uid
+    from run where run.claim_uid = asked.uid
 """
 _LOAD = text(f"""
-    select i.id as installation, r.state, r.resource_id, r.resource_region,
+    select asked.uid, i.id as installation, r.state, r.resource_id, r.resource_region,
         ({_ATTEMPTS}) as attempts, ({_RUNS}) as runs,
-        array(select host from block where provider = :provider and account = :account
+        array(select host from block where provider = asked.provider and account = asked.account
               and host is not null and expires_at > clock_timestamp()) as hosts
-    from installation i left join rental r on r.claim_uid = :uid
+    from unnest(cast(:uids as text[]), cast(:providers as text[]), cast(:accounts as text[]))
+        as asked (uid, provider, account)
+        cross join installation i left join rental r on r.claim_uid = asked.uid
 """)
 
 
 async def load(conn: AsyncConnection, uid: ClaimUid, *, provider: str, account: str) -> Rows:
     """Everything about one claim, in one statement."""
-    row = (await conn.execute(_LOAD, {"uid": uid, "provider": provider, "account": account})).one_or_none()
-    if row is None:  # a store that was emptied, and is nobody's yet
-        return NO_ROWS
+    return (await load_many(conn, [(uid, provider, account)]))[uid]
+
+
+async def load_many(
+    conn: AsyncConnection, asked: Collection[tuple[ClaimUid, str, str]]
+) -> dict[ClaimUid, Rows]:
+    """Everything about these claims, each with its provider and account, in one statement."""
+    values = {
+        "uids": [uid for uid, _, _ in asked],
+        "providers": [provider for _, provider, _ in asked],
+        "accounts": [account for _, _, account in asked],
+    }
+    found = {row.uid: _rows(row) for row in await conn.execute(_LOAD, values)}
+    # None at all in a store that was emptied, and is nobody's yet.
+    return {uid: found.get(uid, NO_ROWS) for uid, _, _ in asked}
+
+
+def _rows(row: Row[Any]) -> Rows:
     return Rows(
         installation=row.installation,
         state=row.state,
@@ -240,16 +257,25 @@ async def rebuild_attempt(
 
 
 _FENCE = text("""
-    select 1 from rental r, installation i, provision_attempt a
-    where r.claim_uid = :uid and r.state = 'open' and i.epoch = :epoch
-        and a.claim_uid = :uid and a.number = :number and a.outcome is null
+    select asked.uid, asked.number, asked.epoch
+    from unnest(cast(:uids as text[]), cast(:numbers as int[]), cast(:epochs as bigint[]))
+        as asked (uid, number, epoch)
+        join installation i on i.epoch = asked.epoch
+        join rental r on r.claim_uid = asked.uid and r.state = 'open'
+        join provision_attempt a on a.claim_uid = asked.uid and a.number = asked.number and a.outcome is null
 """)
+Sending = tuple[ClaimUid, int, int]
+"""Who is about to send: the claim, the attempt's number, and the epoch of the leader that would."""
 
 
-async def fence(conn: AsyncConnection, uid: ClaimUid, *, number: int, epoch: int) -> bool:
-    """May this attempt be sent now, as far as rows tell."""
-    found = await conn.execute(_FENCE, {"uid": uid, "number": number, "epoch": epoch})
-    return found.first() is not None
+async def fence(conn: AsyncConnection, asked: Collection[Sending]) -> set[Sending]:
+    """Which of these may be sent now, as far as rows tell."""
+    values = {
+        "uids": [uid for uid, _, _ in asked],
+        "numbers": [number for _, number, _ in asked],
+        "epochs": [epoch for _, _, epoch in asked],
+    }
+    return {(row.uid, row.number, row.epoch) for row in await conn.execute(_FENCE, values)}
 
 
 _REPLAY = text("""

@@ -2,7 +2,9 @@
 
 The control plane runs with raised client limits, the fake cloud boots at once, and one ``nebula run`` is
 started as a user would. First the floor brings the same number of Pods up and down on the same cluster, so
-that the machine's speed on that day cancels out of the ratios. Nothing here fails on time.
+that the machine's speed on that day cancels out of the ratios. Then the product does, twice: once with its
+webhook, which is what the figures of a Pod's life are of; and once without, its Pods created as the webhook
+leaves them, with the controller ended and started again while all of them live. Nothing here fails on time.
 """
 
 import argparse
@@ -15,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +41,7 @@ from tests.bench.observe import (
     Meter,
     Request,
     Watching,
+    Work,
     of_floor,
     of_nebula,
     writes,
@@ -46,7 +50,9 @@ from tests.support import composed
 from tests.support.clouds import FakeCloud
 
 NAMESPACE, FLOOR_NAMESPACE = "bench", "bench-floor"
+NO_WEBHOOK_NAMESPACE = "kube-public"  # one of those that the webhooks leave alone
 QUIET_S = 5.0  # a replica renews its Lease more often
+SETTLE_S = 3.0  # what is written late, mirrors and NodePool, is no part of the idle state
 DRY_RUNS_PER_S, DRY_RUN_S = 50.0, 10.0
 
 
@@ -55,8 +61,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("-n", "--pods", type=int, default=int(os.environ.get("N") or 100))
     parser.add_argument("--idle", type=float, default=20.0, metavar="S", help="watch the idle state so long")
     parser.add_argument("--no-floor", action="store_true", help="leave the yardstick out")
-    parser.add_argument("--no-webhook", action="store_true", help="create Pods as the webhook leaves them")
-    parser.add_argument("--no-restart", action="store_true", help="leave the two restarts out")
+    parser.add_argument("--no-second", action="store_true", help="leave out the life without webhook")
+    parser.add_argument("--no-restart", action="store_true", help="leave the two restarts in it out")
     parser.add_argument("--kubeconfig", type=Path, help="this cluster rather than one of our own")
     parser.add_argument("--audit-log", type=Path, help="that cluster's audit log, if it is on this machine")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="leave the controller's log there")
@@ -193,9 +199,11 @@ async def _product(
             figures: dict[str, Any] = {"help_s": await asyncio.to_thread(_help_s), "start_s": start_s}
             await load.one_more(kube, NAMESPACE, name="warm")  # every part has been used once
             figures["base_mib"] = Meter(controller.pid).mib()
-            if not options.no_webhook:
-                figures |= await _dry_runs(kube, controller)
-            figures |= await _pods(kube, cloud, controller, Database(url), options, audit)
+            figures |= await _dry_runs(kube, controller)
+            database = Database(url)
+            figures |= await _first_life(kube, controller, database, options, audit)
+            if not options.no_second:
+                figures |= await _second_life(kube, cloud, controller, database, options, audit)
             await load.remove_all(kube, NAMESPACE)
             if left := await cloud.alive():
                 print(f"MACHINES LEFT: {len(left)}")
@@ -225,7 +233,73 @@ async def _dry_runs(kube: Kube, controller: Controller) -> dict[str, float]:
     return {"dry_run_p50_ms": found.p50_ms, "dry_run_p99_ms": found.p99_ms, "dry_run_cpu_ms": cpu_ms}
 
 
-async def _pods(
+@dataclass(slots=True)
+class _Spent:
+    """What bringing Pods up, or taking them down, has cost."""
+
+    controller: Controller
+    database: Database
+    audit: Audit
+    requests: Counter[Request] = field(default_factory=Counter)
+    cpu_s: list[float] = field(default_factory=list)
+    work: list[Work] = field(default_factory=list)
+    peak_mib: float = 0.0
+
+    @asynccontextmanager
+    async def counting(self) -> AsyncIterator[Meter]:
+        """Count what happens inside the block, requests until they are in the log, CPU to its end."""
+        async with Meter(self.controller.pid) as meter:
+            since, work, cpu = self.audit.here(), await self.database.work(), meter.cpu_s()
+            yield meter
+            self.cpu_s.append(meter.cpu_s() - cpu)
+            self.requests += self.audit.requests(since, await self.audit.settled(), agent=of_nebula)
+            self.work.append(await self.database.work() - work)
+        self.peak_mib = max(self.peak_mib, meter.peak_mib)
+
+
+async def _first_life(
+    kube: Kube, controller: Controller, database: Database, options: argparse.Namespace, audit: Audit
+) -> dict[str, Any]:
+    """N Pods up, a while of nothing, N Pods down; the webhook on, one process from beginning to end."""
+    pods, figures = options.pods, dict[str, Any]()
+    spent = _Spent(controller, database, audit)
+    body = load.deployment("bench", pods, load.template(opted_in=True, gated=False))
+    async with Watching(kube, NAMESPACE) as stages:
+        async with spent.counting():
+            figures["ready_last_s"] = await load.up(kube, NAMESPACE, stages, body)
+            await stages.until("claims bound", pods)
+            figures["stages"] = stages.table(UP)
+            report.show_stages("up", figures["stages"])
+        await asyncio.sleep(SETTLE_S)
+        async with Meter(controller.pid) as meter:
+            figures |= await _idle(meter, audit, options.idle)
+        async with spent.counting():
+            figures["drained_s"] = await load.down(kube, NAMESPACE, stages, "bench", pods)
+            figures["stages"] |= stages.table(DOWN)
+            report.show_stages("down", stages.table(DOWN))
+    report.show_requests(spent.requests, pods)
+    for calls, took_ms, text in await database.top(25):
+        print(f"  {calls / pods:8.2f} a Pod  {took_ms / calls:7.3f} ms  {text[:110]}")
+    up_cpu, down_cpu = spent.cpu_s
+    done = spent.work[0] + spent.work[1]
+    figures |= {
+        "writes_per_pod": writes(spent.requests) / pods,
+        "requests_per_pod": spent.requests.total() / pods,
+        "cpu_ms_per_pod": (up_cpu + down_cpu) / pods * 1000,
+        "cpu_up_ms": up_cpu / pods * 1000,
+        "cpu_down_ms": down_cpu / pods * 1000,
+        "peak_mib": max(spent.peak_mib, meter.peak_mib),
+        "transactions_per_pod": done.transactions / pods,
+        "requests": {
+            " ".join(filter(None, key)): count / pods for key, count in spent.requests.most_common()
+        },
+    }
+    if done.statements is not None:
+        figures["statements_per_pod"] = done.statements / pods
+    return figures
+
+
+async def _second_life(
     kube: Kube,
     cloud: FakeCloud,
     controller: Controller,
@@ -233,48 +307,26 @@ async def _pods(
     options: argparse.Namespace,
     audit: Audit,
 ) -> dict[str, Any]:
+    """The same without the webhook, and with restarts between; figures of the life have ``off_`` before."""
     pods, figures = options.pods, dict[str, Any]()
-    body = load.deployment("bench", pods, load.template(opted_in=True, gated=options.no_webhook))
-    requests: Counter[Request] = Counter()
-    async with Watching(kube, NAMESPACE) as stages:
-        async with Meter(controller.pid) as meter:
-            since, work, cpu = audit.here(), await database.work(), meter.cpu_s()
-            figures["ready_last_s"] = await load.up(kube, NAMESPACE, stages, body)
+    spent = _Spent(controller, database, audit)
+    body = load.deployment("bench-off", pods, load.template(opted_in=True, gated=True))
+    async with Watching(kube, NO_WEBHOOK_NAMESPACE) as stages:
+        async with spent.counting():
+            figures["off_ready_last_s"] = await load.up(kube, NO_WEBHOOK_NAMESPACE, stages, body)
             await stages.until("claims bound", pods)
-            up_cpu = meter.cpu_s() - cpu
-            figures["stages"] = stages.table(UP)
-            report.show_stages("up", figures["stages"])
-            await asyncio.sleep(3)  # what is written late
-            figures |= await _idle(meter, audit, options.idle)
-            requests += audit.requests(since, await audit.settled(), agent=of_nebula)
-            up_work = await database.work() - work
-            peak_mib = meter.peak_mib
+            report.show_stages("off up", stages.table(UP))
         if not options.no_restart:
+            await asyncio.sleep(SETTLE_S)
             figures |= await _restarts(kube, cloud, controller, audit)
-        async with Meter(controller.pid) as meter:
-            since, work, cpu = audit.here(), await database.work(), meter.cpu_s()
-            figures["drained_s"] = await load.down(kube, NAMESPACE, stages, "bench", pods)
-            down_cpu = meter.cpu_s() - cpu
-            figures["stages"] |= stages.table(DOWN)
-            report.show_stages("down", stages.table(DOWN))
-            requests += audit.requests(since, await audit.settled(), agent=of_nebula)
-            down_work = await database.work() - work
-    report.show_requests(requests, pods)
-    for calls, took_ms, text in await database.top(25):
-        print(f"  {calls / pods:8.2f} a Pod  {took_ms / calls:7.3f} ms  {text[:110]}")
-    done = up_work + down_work
+        async with spent.counting():
+            figures["off_drained_s"] = await load.down(kube, NO_WEBHOOK_NAMESPACE, stages, "bench-off", pods)
+            report.show_stages("off down", stages.table(DOWN))
     figures |= {
-        "writes_per_pod": writes(requests) / pods,
-        "requests_per_pod": requests.total() / pods,
-        "cpu_ms_per_pod": (up_cpu + down_cpu) / pods * 1000,
-        "cpu_up_ms": up_cpu / pods * 1000,
-        "cpu_down_ms": down_cpu / pods * 1000,
-        "peak_mib": max(peak_mib, meter.peak_mib),
-        "transactions_per_pod": done.transactions / pods,
-        "requests": {" ".join(filter(None, key)): count / pods for key, count in requests.most_common()},
+        "off_writes_per_pod": writes(spent.requests) / pods,
+        "off_cpu_ms_per_pod": sum(spent.cpu_s) / pods * 1000,
+        "off_peak_mib": spent.peak_mib,
     }
-    if done.statements is not None:
-        figures["statements_per_pod"] = done.statements / pods
     return figures
 
 

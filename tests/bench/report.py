@@ -1,4 +1,8 @@
-"""The figures of a run as a table beside what is wanted, and as ``artifacts/bench.json``."""
+"""The figures of a run as a table beside what is wanted, and as files.
+
+``artifacts/bench.json`` has the same keys for ever, so that runs can be compared by a program;
+``artifacts/bench-details.json`` has everything.
+"""
 
 import json
 import os
@@ -12,6 +16,21 @@ import psutil
 from tests.bench.observe import Request
 
 ARTIFACT = Path(__file__).resolve().parents[2] / "artifacts" / "bench.json"
+DETAILS = ARTIFACT.with_name("bench-details.json")
+KEYS = (
+    "n",
+    "ready_last_s",
+    "drained_s",
+    "floor_ready_s",
+    "floor_drained_s",
+    "floor_cpu_ms",
+    "writes_per_pod",
+    "cpu_ms_per_pod",
+    "peak_mib",
+    "idle_core_share",
+    "idle_requests_per_s",
+    "restart_s",
+)
 # An existing Go controller of this kind under the same load: 500 Pods, two cores, its webhook off.
 RIVAL = {
     "ready_last_s": 30.0,
@@ -28,7 +47,8 @@ PEAK_MIB = {0: 110.0, 500: 150.0, 2000: 220.0, 5000: 350.0}
 def budget(figures: dict[str, Any]) -> dict[str, float]:
     """What each figure of this run may be at most."""
     most: dict[str, float] = {"writes_per_pod": 11.0, "statements_per_pod": 12.0, "idle_core_share": 0.03}
-    most |= {"restart_s": 10.0, "dry_run_p99_ms": 10.0, "dry_run_cpu_ms": 1.0, "start_s": 3.0, "help_s": 0.3}
+    most |= {"restart_s": 10.0, "restart_killed_s": 25.0, "restart_writes": 0.0, "restart_killed_writes": 0.0}
+    most |= {"dry_run_p99_ms": 10.0, "dry_run_cpu_ms": 1.0, "start_s": 3.0, "help_s": 0.3}
     if figures.get("floor_ready_s"):
         most["ready_last_s"] = 1.5 * figures["floor_ready_s"]
         most["drained_s"] = 1.5 * figures["floor_drained_s"]
@@ -65,10 +85,11 @@ def show_requests(requests: Counter[Request], pods: int) -> None:
 
 
 def write(figures: dict[str, Any]) -> None:
-    """Write the artifact."""
+    """Write both files; a key of the first that this run has not measured is null."""
     ARTIFACT.parent.mkdir(exist_ok=True)
     rounded = {
         name: round(value, 4) if isinstance(value, float) else value for name, value in figures.items()
     }
-    ARTIFACT.write_text(json.dumps(rounded, indent=2) + "\n")
-    print(f"\nwritten: {ARTIFACT}")
+    ARTIFACT.write_text(json.dumps({name: rounded.get(name) for name in KEYS}, indent=2) + "\n")
+    DETAILS.write_text(json.dumps(rounded, indent=2) + "\n")
+    print(f"\nwritten: {ARTIFACT} and {DETAILS.name}")

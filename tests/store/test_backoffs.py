@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from app.store import backoffs
+from app.store import backoffs, standing
 from app.store.backoffs import Backoff, Failure, Pace
 from app.store.engine import begin
 
@@ -23,7 +23,7 @@ async def fail(engine: AsyncEngine, **changes: Any) -> datetime | None:
 
 async def row(engine: AsyncEngine) -> Backoff:
     async with begin(engine) as conn:
-        return (await backoffs.live(conn))["rs-1"]
+        return (await standing.read(conn)).backoffs["rs-1"]
 
 
 async def wait_s(engine: AsyncEngine) -> float:
@@ -107,6 +107,6 @@ async def test_an_owner_whose_wait_is_over_is_not_live_and_is_forgotten_later(en
     await fail(engine)
     async with begin(engine) as conn:
         await conn.execute(text("update owner_backoff set until = clock_timestamp() - interval '2 seconds'"))
-        assert await backoffs.live(conn) == {}
+        assert (await standing.read(conn)).backoffs == {}
         assert await backoffs.prune(conn, older_than_s=3600) == 0
         assert await backoffs.prune(conn, older_than_s=1) == 1

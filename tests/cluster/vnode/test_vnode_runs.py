@@ -9,7 +9,7 @@ from sqlalchemy import text
 from app.api import keys
 from app.kube import paths
 from app.kube.client import Obj
-from app.store import backoffs
+from app.store import standing
 from app.store.engine import begin
 from tests.cluster.vnode.vnode_world import World, condition_of, is_ready, state_of
 from tests.support.clouds import SMALL
@@ -195,7 +195,7 @@ async def test_where_the_cloud_cannot_restart_the_pod_is_over_and_its_owner_wait
 
         over = await world.until(pod, lambda seen: seen["status"]["phase"] in ("Succeeded", "Failed"))
         async with begin(world.engine) as conn:
-            waiting = await backoffs.live(conn)
+            waiting = (await standing.read(conn)).backoffs
 
     assert over["status"]["phase"] == ("Succeeded" if code == 0 else "Failed")
     assert waiting[owner["uid"]].failures == 1
@@ -211,7 +211,7 @@ async def test_a_reclaimed_machine_makes_no_owner_wait(world: World) -> None:
 
         await world.until_reason(pod, "Preempted")
         async with begin(world.engine) as conn:
-            assert await backoffs.live(conn) == {}
+            assert (await standing.read(conn)).backoffs == {}
 
 
 async def test_a_reclaimed_machine_is_not_restarted(world: World) -> None:
