@@ -1,12 +1,29 @@
 """What this process remembers of a claim between two looks. Nothing is the worse for losing it."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import zip_longest
 
+from app.claims.projection import Sight
 from app.kube.cache import Cache
 from app.kube.client import Obj
 from app.provisioning.model import Refused
 
 CLAIM_DELETED = "claim deleted"
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A claim and its bindings as they were, and what was to be shown on them."""
+
+    claim: Obj
+    bindings: tuple[Obj, ...]
+    sight: Sight
+
+    def covers(self, claim: Obj, bindings: Iterable[Obj], sight: Sight) -> bool:
+        """Whether these are the very same objects, with the same to show."""
+        same = zip_longest(self.bindings, bindings)
+        return self.claim is claim and all(a is b for a, b in same) and self.sight == sight
 
 
 @dataclass(slots=True, kw_only=True)
@@ -16,7 +33,7 @@ class Track:
     ``reason``: what the rental's row will say of why it was released. ``finished``: its Pod is terminal, so
     it is released while the claim stays. ``let_go``: its finalizer is off. ``refusal``, ``lost`` and
     ``released``: told already. ``claim`` and ``binding``: as we have written them last, until the watch shows
-    something newer.
+    something newer. ``shown``: what the last look compared with both, and found written, or wrote.
     """
 
     first_seen: float
@@ -33,6 +50,7 @@ class Track:
     let_go: bool = False
     claim: Obj | None = None
     binding: Obj | None = None
+    shown: Shown | None = None
 
 
 class Tracks:

@@ -223,10 +223,11 @@ async def _work(
     name: str,
     expected: tuple[type[Exception], ...],
 ) -> None:
+    structlog.contextvars.bind_contextvars(queue=name)  # once: the task's context is its own
     while True:
         try:
             async with queue.take() as key:
-                with structlog.contextvars.bound_contextvars(queue=name, key=str(key)):
+                with structlog.contextvars.bound_contextvars(key=str(key)):
                     await _one(queue, reconcile, key, expected=expected)
         except Closed:
             return
