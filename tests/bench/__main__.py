@@ -226,11 +226,19 @@ def _help_s() -> float:
 
 
 async def _dry_runs(kube: Kube, controller: Controller) -> dict[str, float]:
+    """Creates that only admission sees. What the process does anyway, measured right before, is taken off."""
     meter = Meter(controller.pid)
-    cpu = meter.cpu_s()
+    cpu, began = meter.cpu_s(), time.monotonic()
+    await asyncio.sleep(DRY_RUN_S / 2)
+    anyway = (meter.cpu_s() - cpu) / (time.monotonic() - began)
+    cpu, began = meter.cpu_s(), time.monotonic()
     found = await load.dry_runs(kube, NAMESPACE, rate=DRY_RUNS_PER_S, for_s=DRY_RUN_S)
-    cpu_ms = (meter.cpu_s() - cpu) / found.creates * 1000
-    return {"dry_run_p50_ms": found.p50_ms, "dry_run_p99_ms": found.p99_ms, "dry_run_cpu_ms": cpu_ms}
+    spent = meter.cpu_s() - cpu - anyway * (time.monotonic() - began)
+    return {
+        "dry_run_p50_ms": found.p50_ms,
+        "dry_run_p99_ms": found.p99_ms,
+        "dry_run_cpu_ms": spent / found.creates * 1000,
+    }
 
 
 @dataclass(slots=True)
