@@ -26,7 +26,7 @@ from app.claims.telling import Telling, why_lost
 from app.claims.track import Shown, Track, Tracks, leaving, newer
 from app.kube import paths
 from app.kube.cache import Cache
-from app.kube.claims import ClaimDoor, UnreadableClaim, claim_spec
+from app.kube.claims import ClaimDoor, UnreadableClaim, claim_spec, forget
 from app.kube.client import Kube, Obj
 from app.kube.errors import KubeError, Replaced
 from app.kube.events import Recorder
@@ -149,6 +149,7 @@ class Claims:
         if track is not None and track.finding is not None:
             metrics.KEPT.labels(claim["spec"]["provider"]).dec()
         self._provisioning.forget(ClaimUid(uid))
+        forget(uid)
 
     def _binding_changed(self, old: Obj | None, new: Obj | None) -> None:
         for uid in _owners(new) if new is not None else ():

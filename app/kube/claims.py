@@ -45,6 +45,11 @@ _read: dict[str, tuple[Obj, ClaimSpec]] = {}
 READ_MAX = 2048
 
 
+def forget(uid: str) -> None:
+    """The claim is gone: what was read of it is kept no longer."""
+    _read.pop(uid, None)
+
+
 def _claim_spec(obj: Obj) -> ClaimSpec:
     try:
         claim = NodeClaim.model_validate(obj)

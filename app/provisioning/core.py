@@ -66,7 +66,7 @@ class Core:
     lives: dict[ClaimUid, Life] = field(default_factory=dict)
     listeners: list[Callable[[ClaimUid], None]] = field(default_factory=list)
     facts: asyncio.Queue[dict[str, Any]] = field(default_factory=asyncio.Queue)
-    written: set[tuple[ClaimUid, int]] = field(default_factory=set)  # attempts whose rows were looked for
+    written: dict[ClaimUid, set[int]] = field(default_factory=dict)  # sequences whose rows were looked for
     sequences: list[int] = field(default_factory=list)  # drawn and not given out yet, rising
     # Every region that a machine of ours was ever in: one that no pool names any more may hold a late one.
     past_regions: dict[AccountKey, set[str]] = field(default_factory=dict)
@@ -376,14 +376,14 @@ class Core:
 
         One below them that has no row is an orphan and no more: its row was there, and somebody took it away.
         """
-        if (uid, sequence) in self.written:
+        if sequence in self.written.get(uid, ()):
             return
         async with begin(self.engine) as conn:
             if not await rentals.has_attempt(conn, uid, sequence=sequence):
                 highest = await rentals.highest_attempt(conn, before_epoch=epoch)
                 if sequence > highest:
                     await self._hold(conn, sequence, shown_by)
-        self.written.add((uid, sequence))  # said once
+        self.written.setdefault(uid, set()).add(sequence)  # said once
 
     async def _hold(self, conn: AsyncConnection, sequence: int, shown_by: str) -> None:
         if await hold(conn, f"{shown_by} carries attempt {sequence}, which has no row", sequence=sequence):

@@ -305,7 +305,7 @@ class Renter:
         reach("intent.after")
         if send_by is None:
             return self._wait(life, Why.RETRY, "the rental changed, or another replica leads")
-        core.written.add((claim.uid, sequence))
+        core.written.setdefault(claim.uid, set()).add(sequence)
         if number == 1 and not marked:  # nothing was ever sent for it, so no earlier round can have shown it
             life.recalled = True
         attempt = _attempt_of(

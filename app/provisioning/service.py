@@ -110,6 +110,7 @@ class Provisioning:
         life = self._core.lives.get(uid)
         if life is not None and life.state == "ended":
             self._core.lives.pop(uid, None)
+            self._core.written.pop(uid, None)
 
     async def run(self) -> None:
         """Poll the clouds and follow what they show, until cancelled."""

@@ -11,10 +11,11 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
-from sqlalchemy import Boolean, and_, bindparam, case, func, or_, select, tuple_, update
+from sqlalchemy import Boolean, and_, case, func, or_, select, tuple_, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from app.store.recordset import recordset
 from app.store.tables import Base, Binding, Claim
 
 
@@ -105,7 +106,7 @@ async def _upsert(conn: AsyncConnection, statement: Any, rows: Iterable[ClaimRow
         if held is None or held.resource_version <= row.resource_version:
             newest[row.uid] = row
     values = [_values(newest[uid]) for uid in sorted(newest)]
-    return list((await conn.execute(statement, values)).scalars()) if values else []
+    return list((await conn.execute(statement, {"rows": values})).scalars()) if values else []
 
 
 def _values(row: ClaimRow | BindingRow) -> dict[str, Any]:
@@ -124,8 +125,11 @@ _FIRST_COUNTS = frozenset({"workload_kind", "workload_name", "labels"})
 def _statement(model: type[Base], row: type[ClaimRow | BindingRow]) -> Any:
     table: Any = model.__table__
     facts = [it.name for it in fields(row) if it.name not in ("uid", "resource_version", "gone")]
-    gone_at = case((bindparam("is_gone", type_=Boolean), func.clock_timestamp()), else_=None)
-    statement = insert(table).values(gone_at=gone_at)
+    names = ["uid", "resource_version", *facts]
+    rows = recordset({**{name: table.c[name].type for name in names}, "is_gone": Boolean()})
+    gone_at = case((rows.c.is_gone, func.clock_timestamp()), else_=None)
+    chosen = select(*(rows.c[name] for name in names), gone_at).order_by(rows.c.uid)
+    statement = insert(table).from_select([*names, "gone_at"], chosen)
     new = statement.excluded
     end = case((new.gone_at.is_(None), None), else_=func.coalesce(table.c.gone_at, new.gone_at))
     compared = [name for name in facts if name not in _FIRST_COUNTS]

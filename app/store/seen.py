@@ -15,6 +15,7 @@ from sqlalchemy import ColumnElement, bindparam, func, null, or_, select, tuple_
 from sqlalchemy.dialects.postgresql import ARRAY, TEXT, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from app.store.recordset import recordset
 from app.store.tables import InstanceSeen
 
 Key = tuple[str, str, str]
@@ -58,7 +59,9 @@ _table: Any = InstanceSeen.__table__
 
 
 def _upsert() -> Any:
-    statement = insert(_table)
+    rows = recordset({name: _table.c[name].type for name in _COLUMNS})
+    chosen = select(*(rows.c[name] for name in _COLUMNS)).order_by(*(rows.c[name] for name in _KEY))
+    statement = insert(_table).from_select(_COLUMNS, chosen)
     new: dict[str, ColumnElement[Any]] = {
         name: func.coalesce(statement.excluded[name], _table.c[name])
         if name in _KEPT
@@ -68,7 +71,6 @@ def _upsert() -> Any:
     differs = tuple_(*(_table.c[name] for name in _FACTS)).is_distinct_from(tuple_(*new.values()))
     return statement.on_conflict_do_update(
         index_elements=list(_KEY),
-        # A literal null: with a parameter outside VALUES the rows would be sent one by one.
         set_={**new, "absent_since": null(), "changed_at": func.clock_timestamp()},
         where=or_(differs, _table.c.absent_since.is_not(None)),
     ).returning(*(_table.c[name] for name in _KEY))
@@ -97,7 +99,7 @@ async def record(conn: AsyncConnection, machines: Iterable[Seen]) -> list[Key]:
     rows = [{name: getattr(by_key[key], name) for name in _COLUMNS} for key in sorted(by_key)]
     if not rows:
         return []
-    return [(row[0], row[1], row[2]) for row in await conn.execute(_UPSERT, rows)]
+    return [(row[0], row[1], row[2]) for row in await conn.execute(_UPSERT, {"rows": rows})]
 
 
 async def mark_absent(

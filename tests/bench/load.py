@@ -105,9 +105,10 @@ async def remove_all(kube: Kube, namespace: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latency:
-    """Of creates, in milliseconds."""
+    """Of creates, in milliseconds; ``failed`` ones are in none of the figures."""
 
     creates: int
+    failed: int
     p50_ms: float
     p99_ms: float
 
@@ -116,12 +117,17 @@ async def dry_runs(kube: Kube, namespace: str, *, rate: float, for_s: float) -> 
     """Create opted-in Pods that nothing keeps, ``rate`` a second: only admission works."""
     made = template(opted_in=True, gated=False)
     times: list[float] = []
+    failures: list[str] = []
 
     async def one(number: int) -> None:
         pod = {**made, "metadata": {**made["metadata"], "name": f"dry-{number}"}}
         began = time.monotonic()
-        await kube.create(paths.pods(namespace), pod, params={"dryRun": "All"})
-        times.append((time.monotonic() - began) * 1000)
+        try:
+            await kube.create(paths.pods(namespace), pod, params={"dryRun": "All"})
+        except KubeError as error:  # on a machine that is too busy: the rest is still worth its figures
+            failures.append(str(error))
+        else:
+            times.append((time.monotonic() - began) * 1000)
 
     for number in range(20):  # connections are made, and are not what is measured
         await one(number)
@@ -131,4 +137,13 @@ async def dry_runs(kube: Kube, namespace: str, *, rate: float, for_s: float) -> 
         for number in range(round(rate * for_s)):
             await asyncio.sleep(max(0.0, start + number / rate - time.monotonic()))
             tasks.create_task(one(number))
-    return Latency(creates=len(times), p50_ms=percentile(times, 0.5), p99_ms=percentile(times, 0.99))
+    if failures:
+        print(f"  {len(failures)} DRY RUNS FAILED, the first: {failures[0][:200]}")
+    if not times:
+        raise SystemExit("no dry run was answered")
+    return Latency(
+        creates=len(times),
+        failed=len(failures),
+        p50_ms=percentile(times, 0.5),
+        p99_ms=percentile(times, 0.99),
+    )
