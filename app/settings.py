@@ -203,9 +203,6 @@ class Settings(BaseModel):
     health_bind: Address = Field(":8081", description="/healthz, /readyz and /metrics.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="The least to log.")
     log_format: Literal["json", "console"] = Field("json", description="How log lines look.")
-    event_loop: Literal["auto", "asyncio"] = Field(
-        "auto", description="auto: uvloop where it is installed, which costs less CPU; else Python's own."
-    )
 
     lease_duration_s: Seconds = Field(15.0, description="How long others respect a silent leader.")
     lease_deadline_s: Seconds = Field(10.0, description="How long a leader leads without renewing.")

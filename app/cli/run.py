@@ -79,8 +79,7 @@ def command(**flags: Any) -> None:
         from app.inventory.accounts import BadOptions
 
         try:
-            with asyncio.Runner(loop_factory=_loop_factory(settings.event_loop)) as runner:
-                runner.run(_run(settings))
+            asyncio.run(_run(settings))
         except* click.ClickException as refused:
             raise _first(refused) from None
         except* BadOptions as refused:
@@ -93,18 +92,6 @@ def command(**flags: Any) -> None:
             # A duty that failed in a way nobody foresaw: end, and begin again with nothing remembered.
             structlog.get_logger().critical("the replica ends", exc_info=failures)
             raise SystemExit(1) from None
-
-
-def _loop_factory(wanted: str) -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Makes uvloop's loop, or None for Python's own."""
-    if wanted == "asyncio":
-        return None
-    try:
-        import uvloop
-    except ImportError:  # a platform without it
-        return None
-    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return factory
 
 
 def _leave_rich_out() -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, case, delete, func, select, update
+from sqlalchemy import ColumnElement, RowMapping, case, delete, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -213,7 +213,7 @@ async def _load(conn: AsyncConnection, *wanted: ColumnElement[bool]) -> list[Blo
     return [of_row(row) for row in (await conn.execute(query)).mappings()]
 
 
-def of_row(row: Mapping[str, Any]) -> Block:
+def of_row(row: Mapping[str, Any] | RowMapping) -> Block:
     """A block from its row's columns by name."""
     return Block(
         id=row["id"],
