@@ -37,7 +37,7 @@ QUICK: dict[str, Any] = {
     "sweep_ending_s": 1.0,
     "sweep_launch_s": 1.0,
 }
-KNOWN = 100  # the rows know attempts up to here: what carries a lower number is an orphan, and no riddle
+KNOWN = 100  # a person has confirmed attempts up to here: what carries a lower one is an orphan, no riddle
 SWEEPS_MEANWHILE = 20  # so many sweeps must leave alone what is to stay
 
 
@@ -198,7 +198,6 @@ class World:
         """An earlier leader has written an attempt of this number down, and its claim has ended."""
         uid = str(uuid4())
         async with begin(self.engine) as conn:
-            await get_or_create(conn, new_id=self.installation)
             await conn.execute(
                 text("""
                     with gone as (
@@ -220,6 +219,7 @@ class World:
         async with begin(self.engine) as conn:
             for table in ("run", "rental", "instance_seen"):
                 await conn.execute(text(f"delete from {table}"))
+            await conn.execute(text("update installation set confirmed_sequence = 0"))
 
     async def confirm(self, *ids: str) -> None:
         """A person has looked, saw these machines in the lists, and lifts the hold."""
@@ -282,7 +282,9 @@ async def world(kube: Kube, engine: AsyncEngine, cloud: FakeCloud, database_url:
     await composed.purge_claims(kube)
     made = World(kube=kube, engine=engine, cloud=cloud, database_url=database_url)
     await made.plant_strangers()
-    await made.remember(sequence=KNOWN)
+    async with begin(engine) as conn:
+        await get_or_create(conn, new_id=made.installation)
+        await conn.execute(text(f"update installation set confirmed_sequence = {KNOWN}"))
     yield made
     await composed.purge_claims(kube)
     if cloud.runs:
