@@ -1,4 +1,4 @@
-"""A scene on a Pod without a kubelet: logs, exec, cp, port-forward; the log of a Job after its machine."""
+"""A scene on Pods without a kubelet: logs, exec, cp, port-forward, attach; output after the end."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ _TRAIN = "for step in 1 2 3; do echo step $step; sleep 0.3; done; echo done"
 
 
 def logs(stage: Stage) -> None:
-    """kubectl logs, exec, cp, port-forward on a rented machine; a Job's log after its machine is gone."""
+    """kubectl logs, exec, cp, port-forward and attach on rented machines; the log of a Job that is over."""
     modal = stage.clouds["modal"]
     if stage.cluster.webhook_url is not None:
         stage.say("This scene needs a cluster of its own: yours cannot reach an endpoint on this computer.")
@@ -50,6 +50,12 @@ def logs(stage: Stage) -> None:
     with _forwarded(stage, "server", 8000) as url:
         stage.until("the forwarded port answers with what the Pod serves", lambda: _get(url) == "hello\n")
 
+    stage.say("A Pod that reads what somebody types.")
+    stage.make(_pod("asks", "read name; echo hello $name", ports=[], stdin=True, stdinOnce=True))
+    stage.show("wait", "-n", NAMESPACE, "--for=condition=Ready", "pod/asks", "--timeout=60s")
+    answer = _run(stage, "attach", "-i", "asks", typed="world\n").stdout
+    stage.check("kubectl attach -i brings it there, and its answer back", answer == "hello world\n")
+
     stage.say("A Job that ends by itself. Its machine goes at once; what it said stays.")
     stage.make(_job("train", _TRAIN))
     stage.show("wait", "-n", NAMESPACE, "--for=condition=Complete", "job/train", "--timeout=60s")
@@ -57,17 +63,18 @@ def logs(stage: Stage) -> None:
     stage.show("logs", "-n", NAMESPACE, "job/train")
     said = _kubectl(stage, "logs", "job/train")
     stage.check("all of it is there", said == "step 1\nstep 2\nstep 3\ndone\n")
-    stage.show("delete", "job/train", "pod/server", "-n", NAMESPACE, "--wait=false")
+    stage.show("delete", "job/train", "pod/server", "pod/asks", "-n", NAMESPACE, "--wait=false")
     stage.until("no Pod is left", lambda: not stage.objects("pods"), within_s=60)
     stage.until("modal holds no machine", lambda: not modal.alive(), within_s=60)
 
 
-def _run(stage: Stage, *args: str) -> "subprocess.CompletedProcess[str]":
+def _run(stage: Stage, *args: str, typed: str = "") -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         [stage.cluster.kubectl, "-n", NAMESPACE, *args],
         env={**os.environ, "KUBECONFIG": str(stage.cluster.kubeconfig)},
         capture_output=True,
         text=True,
+        input=typed,
         check=False,
         timeout=60,
     )
@@ -113,13 +120,14 @@ def _pool() -> dict[str, Any]:
     }
 
 
-def _spec(command: str, *, ports: list[int], restart: str) -> dict[str, Any]:
+def _spec(command: str, *, ports: list[int], restart: str, **more: Any) -> dict[str, Any]:
     container = {
         "name": "workload",
         "image": "nvidia/cuda:12.4.1-base-ubuntu22.04",
         "command": ["sh", "-c", command],
         "ports": [{"containerPort": port} for port in ports],
         "resources": {"limits": {keys.GPU_RESOURCE: "1"}},
+        **more,
     }
     return {"restartPolicy": restart, "terminationGracePeriodSeconds": 1, "containers": [container]}
 
@@ -133,9 +141,9 @@ def _labels() -> dict[str, str]:
     }
 
 
-def _pod(name: str, command: str, *, ports: list[int]) -> dict[str, Any]:
+def _pod(name: str, command: str, *, ports: list[int], **container: Any) -> dict[str, Any]:
     metadata = {"name": name, "labels": _labels()}
-    spec = _spec(command, ports=ports, restart="Never")
+    spec = _spec(command, ports=ports, restart="Never", **container)
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 

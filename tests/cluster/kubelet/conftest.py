@@ -53,8 +53,13 @@ class Terminal:
     other: int
     said: bytes = b""
 
-    async def until(self, words: bytes) -> None:
+    async def until(self, words: bytes, *, typing: bytes = b"") -> None:
+        """Wait for these words; ``typing`` is what asks for them, again and again."""
+
         async def says() -> bool:
+            if typing:
+                self.type(typing)
+                await asyncio.sleep(0.2)
             with contextlib.suppress(OSError):
                 self.said += os.read(self.main, 65536)
             return words in self.said

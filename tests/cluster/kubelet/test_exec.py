@@ -25,13 +25,15 @@ async def test_fc_115_output_errors_and_exit_codes_are_those_of_the_command(benc
     for script, code in (
         ("true", 0),
         ("exit 1", 1),
-        ("exit 126", 126),
         ("kill -9 $$", 137),
         ("exit 255", 255),
     ):
         assert (await bench.run("exec", "p", "--", "sh", "-c", script)).code == code, script
     missing = await bench.run("exec", "p", "--", "no-such-program")
     assert missing.code == 127
+    unable = await bench.run("exec", "p", "--", "/etc/passwd")
+    assert unable.code == 126
+    assert "denied" in unable.err
     assert "no-such-program" in missing.err
 
 
@@ -52,8 +54,7 @@ async def test_fc_114_a_terminal_has_the_newest_size_and_merges_the_errors(bench
         await terminal.until(b"errors")
         for columns in range(60, 78):
             terminal.resize(columns, 22)
-        terminal.type(b"sleep 0.3; stty size\n")
-        await terminal.until(b"22 77")
+        await terminal.until(b"22 77", typing=b"stty size\n")
         terminal.type(b"exit 3\n")
         assert await terminal.ended() == 3
 
