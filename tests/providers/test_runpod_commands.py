@@ -20,18 +20,26 @@ from tests.providers.rows import RUNPOD
 from tests.support.clouds import ROOT, SMALL, FakeCloud
 
 KEY = "rpa_canary_5f2d"
+HERE = RUNPOD | {"credential": KEY}
+
+
+@pytest.fixture(scope="module")
+async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[FakeCloud, FakeCloud]]:
+    folder = tmp_path_factory.mktemp("clouds")
+    async with (
+        FakeCloud.running(folder / "runpod", scenario=HERE, simulator="runpod") as runpod,
+        FakeCloud.running(folder / "other", scenario=SMALL) as other,
+    ):
+        yield runpod, other
 
 
 @pytest.fixture
-async def clouds(tmp_path: Path) -> AsyncIterator[tuple[FakeCloud, FakeCloud]]:
-    """A RunPod and a fake cloud."""
-    async with (
-        FakeCloud.running(
-            tmp_path / "runpod", scenario=RUNPOD | {"credential": KEY}, simulator="runpod"
-        ) as runpod,
-        FakeCloud.running(tmp_path / "other", scenario=SMALL) as other,
-    ):
-        yield runpod, other
+async def clouds(running: tuple[FakeCloud, FakeCloud]) -> tuple[FakeCloud, FakeCloud]:
+    """A RunPod and a fake cloud, begun anew."""
+    runpod, other = running
+    await runpod.reset(HERE)
+    await other.reset(SMALL)
+    return runpod, other
 
 
 async def nebula(*args: str, env: dict[str, str]) -> tuple[int, str, str]:
