@@ -136,6 +136,8 @@ def _story(plan: Plan) -> None:
             except BaseException:
                 told.describe()
                 raise
+            finally:
+                told.tell_figures()
         except nodes.NodeFailed:
             print(tail(node.log("kubelet")), file=sys.stderr)
             raise

@@ -86,6 +86,8 @@ class Story:
             self.plane.check()
             if name == until:
                 break
+
+    def tell_figures(self) -> None:
         self.say("figures:")
         for name, value in self.figures.items():
             self.say(f"   {name}: {value}")
@@ -265,7 +267,7 @@ def refusals(story: Story) -> None:
     """A typo, a contradiction, a second release: refused, with a sentence"""
     wrong = {
         ("--set", "controler.replicas=3"): "controler",
-        ("--set", "database.mode=external"): "database.external.host",
+        ("--set", "database.mode=external"): "/database/external/host",
         ("--set", "metrics.serviceMonitor.enabled=true"): "Prometheus operator",
     }
     for argv, says in wrong.items():
