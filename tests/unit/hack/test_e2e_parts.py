@@ -1,0 +1,88 @@
+"""The parts of the end-to-end test that can be wrong without a node."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hack.cluster import binaries
+from hack.e2e import containerfile, rights, story
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_the_node_is_of_the_control_planes_release() -> None:
+    pinned = [
+        next(word for word in line.split() if word.startswith("v1."))
+        for folder in ("kubernetes", "node")
+        for line in (ROOT / "hack" / "gomod" / folder / "go.mod").read_text().splitlines()
+        if line.startswith("require k8s.io/kubernetes") or line.strip().startswith("k8s.io/kubernetes v")
+    ]
+
+    assert set(pinned) == {binaries.kubernetes_version()}
+
+
+def test_a_containerfile_becomes_files_and_a_configuration(tmp_path: Path) -> None:
+    base, context = tmp_path / "base", tmp_path / "context"
+    (base / "etc").mkdir(parents=True)
+    (base / "etc" / "os").write_text("base")
+    (context / "app" / "__pycache__").mkdir(parents=True)
+    (context / "app" / "main.py").write_text("1")
+    (context / "app" / "__pycache__" / "main.pyc").write_text("1")
+    (context / "one").write_text("1")
+    file = tmp_path / "Containerfile"
+    file.write_text(
+        "# comment\nARG BASE=some/image\nFROM ${BASE} AS build\nWORKDIR /src\nCOPY app app\nCOPY one ./\n"
+        'FROM ${BASE}\nARG VERSION=0\nLABEL title="two words" \\\n  version="${VERSION}"\n'
+        'COPY --from=build /src /opt/src\nENV A=1 B=2\nUSER 1:1\nENTRYPOINT ["main"]\n'
+    )
+
+    stage = containerfile.build(
+        file, context=context, base=base, work=tmp_path / "work", arguments={"VERSION": "3"}
+    )
+
+    found = {str(path.relative_to(stage.root)) for path in stage.root.rglob("*") if path.is_file()}
+    assert found == {"etc/os", "opt/src/app/main.py", "opt/src/one"}
+    assert stage.labels == {"title": "two words", "version": "3"}
+    assert (stage.environment, stage.user, stage.entrypoint) == ({"A": "1", "B": "2"}, "1:1", ["main"])
+
+
+def test_an_instruction_that_is_not_known_is_an_error_and_not_left_out(tmp_path: Path) -> None:
+    (tmp_path / "base").mkdir()
+    file = tmp_path / "Containerfile"
+    file.write_text("FROM x\nHEALTHCHECK CMD true\n")
+
+    with pytest.raises(containerfile.ContainerfileError, match="HEALTHCHECK is not known"):
+        containerfile.build(
+            file, context=tmp_path, base=tmp_path / "base", work=tmp_path / "work", arguments={}
+        )
+
+
+def test_the_audit_log_says_which_rights_were_used_and_what_was_forbidden(tmp_path: Path) -> None:
+    def event(user: str, verb: str, at: dict[str, str], code: int) -> str:
+        body = {"user": {"username": user}, "verb": verb, "objectRef": at, "responseStatus": {"code": code}}
+        return json.dumps(body | {"requestURI": "/x"})
+
+    log = tmp_path / "audit.log"
+    log.write_text(
+        "\n".join(
+            (
+                event("ours", "patch", {"resource": "pods", "subresource": "status"}, 200),
+                event("ours", "list", {"resource": "nodes"}, 403),
+                event("other", "delete", {"resource": "pods"}, 200),
+            )
+        )
+    )
+
+    found = rights.used(log, account="ours")
+
+    assert found.rights == {("", "pods/status", "patch")}
+    assert found.forbidden == ("list /x",)
+    role = {"rules": [{"apiGroups": [""], "resources": ["pods/status"], "verbs": ["get", "patch"]}]}
+    assert rights.granted([role]) - found.rights == {("", "pods/status", "get")}
+
+
+def test_the_storys_samples_are_what_a_user_may_apply() -> None:
+    assert yaml.safe_load(story.POOL)["kind"] == "NodePool"
+    assert all(step.__doc__ for step in story.STEPS.values())
