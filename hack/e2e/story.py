@@ -364,7 +364,7 @@ def postgres_killed(story: Story) -> None:
         story.start_pod(name)
     pod = f"{RELEASE}-postgres-0"
     story.until("a claim for the first of them", lambda: names[0] in story.claims())
-    # SIGKILL to the server, then the Pod goes. Not --force: two servers might then share a volume for a moment.
+    # SIGKILL to the server, then its Pod goes. Not --force: two servers might then share a volume.
     crash = "kill -9 $(head -1 /data/pgdata/postmaster.pid)"
     story.kubectl("exec", "-n", NAMESPACE, pod, "-c", "postgres", "--", "sh", "-c", crash)
     story.kubectl("delete", "pod", pod, "-n", NAMESPACE, "--now", "--wait=false")
