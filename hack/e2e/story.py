@@ -218,7 +218,7 @@ class Story:
         """The ids of the machines that the fake cloud itself says it runs."""
         script = (
             "import json, urllib.request as r; "
-            "print(json.dumps(json.load(r.urlopen('http://127.0.0.1:9090/v1/machines'))))"
+            "print(json.dumps(json.load(r.urlopen('http://127.0.0.1:9090/v1/machines?region=fake-1'))))"
         )
         place = ("-n", NAMESPACE, "deployment/nebula-fake-cloud")
         page = json.loads(self.kubectl("exec", *place, "--", "python", "-c", script))
