@@ -448,6 +448,9 @@ def uninstall_refused(story: Story) -> None:
 
 def drained(story: Story) -> None:
     """Policy drain: Pods are evicted, machines are proven gone, the release goes; CRDs and volume stay"""
+    # The refused uninstall has marked the release: a rollback to its own revision makes it deployed again.
+    history = json.loads(story.helm("history", RELEASE, "-o", "json"))
+    story.helm("rollback", RELEASE, str(history[-1]["revision"]))
     story.upgrade(**{"installation.uninstallPolicy": "drain"})
     recorded = story.psql("select id from installation", role="nebula")
     runs = int(story.psql("select count(*) from run", role="nebula"))
