@@ -12,15 +12,16 @@ with running as (
     from running s
     group by s.run_id, s.label_set_id, s.phase
 )
+-- A machine is in one phase at a time, so that rows can be counted; its ceiling is looked up only where it counts.
 select l.provider as provider_name, l.account, l.pool as nodepool, l.namespace, l.team, l.accelerator,
     l.tier as capacity_type, v.phase,
-    count(distinct v.run_id) as instances,
+    count(*) as instances,
     sum(l.accelerator_count) as gpus,
-    sum(case when v.unpriced then greatest(coalesce(r.ceiling_usd_per_hour, 0), coalesce(v.usd, 0))
-        else v.usd end) as usd_per_hour,
-    sum(coalesce(v.list_usd, r.ceiling_usd_per_hour, 0)) as list_usd_per_hour,
+    sum(case when v.unpriced then greatest(coalesce((select r.ceiling_usd_per_hour from run r where r.id = v.run_id), 0),
+        coalesce(v.usd, 0)) else v.usd end) as usd_per_hour,
+    sum(coalesce(v.list_usd, (select r.ceiling_usd_per_hour from run r where r.id = v.run_id), 0)) as list_usd_per_hour,
     count(*) filter (where v.unpriced) as unpriced
-from live v join label_set l on l.id = v.label_set_id join run r on r.id = v.run_id
+from live v join label_set l on l.id = v.label_set_id
 group by 1, 2, 3, 4, 5, 6, 7, 8;
 comment on view burn_rate is
 'What runs now costs an hour: one row a provider account, NodePool, namespace, team, accelerator, tier and phase. A machine without a price counts with the ceiling of its claim, and is told of in unpriced.';

@@ -220,6 +220,28 @@ async def test_fc_089_short_windows_cost_what_their_seconds_cost(books: Books, l
     assert await books.cost(at(0), at(length_s)) == length_s
 
 
+async def test_cost_13_leap_days_year_ends_and_week_53_have_their_seconds(books: Books):
+    await a_long_run(books, utc(2020, 12, 20), utc(2021, 1, 10), meters=[gpu("1", 1)])
+    await a_long_run(books, utc(2024, 2, 28, 12), utc(2024, 3, 1, 12), meters=[gpu("1", 1)])
+    await books.tick()
+    day = 86_400
+
+    assert await lines(books, utc(2020, 12, 21), utc(2021, 1, 11), "week", "UTC") == {
+        "2020-W52": 7 * day,
+        "2020-W53": 7 * day,
+        "2021-W01": 6 * day,
+    }
+    assert await lines(books, utc(2020, 12, 1), utc(2021, 2, 1), "month", "UTC") == {
+        "2020-12": 12 * day,
+        "2021-01": 9 * day,
+    }
+    assert await lines(books, utc(2024, 2, 1), utc(2024, 4, 1), "day", "UTC") == {
+        "2024-02-28": day // 2,
+        "2024-02-29": day,
+        "2024-03-01": day // 2,
+    }
+
+
 async def test_an_empty_or_inverted_window_costs_nothing(books: Books):
     await a_long_run(books, at(0), at(100))
     await books.tick()
