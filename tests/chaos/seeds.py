@@ -485,9 +485,9 @@ class Seed:
         return {row["key"].rsplit(":", 1)[1]: dollars(row["dollar_seconds"]) for row in rows}
 
     async def _costs(self) -> dict[str, Decimal]:
-        """Dollars in the ledger, by machine: divided once, as a cloud bills a machine."""
+        """Dollars in the ledger, by machine: divided once, as a cloud bills a machine. Unpriced is none."""
         rows = await self.world.rows(
-            "select r.resource_id, sum(c.billed_dollar_seconds) as sum"
+            "select r.resource_id, coalesce(sum(c.billed_dollar_seconds), 0) as sum"
             " from run r join charge_between('2020-01-01', '2100-01-01') c on c.run_id = r.id"
             f" where r.pod_namespace = '{self.namespace}' group by 1"
         )
