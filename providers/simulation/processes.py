@@ -37,6 +37,8 @@ from providers.simulation.state import Machine, StateError
 CHUNK_BYTES = 64 * 1024
 RECORD = struct.Struct(">QBI")  # microseconds of the cloud's clock, 1 stdout or 2 stderr, length
 _MARK = "FAKE_MACHINE"
+# What a machine's processes are found by: another cloud on this computer has machines of the same id.
+_PLACE = "FAKE_MACHINE_FOLDER"
 _PACKET_BYTES = 512 * 1024
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -211,7 +213,7 @@ class Processes:
         self._places[machine.id] = _Place(
             folder=folder,
             argv=(*order.command, *order.args) or ("sleep", "infinity"),
-            env={**own, **order.values, _MARK: machine.id},
+            env={**own, **order.values, _MARK: machine.id, _PLACE: str(folder)},
             ports=ports,
             stdin=order.stdin,
             stdin_once=order.stdin_once,
@@ -231,7 +233,7 @@ class Processes:
         for process in list(place.extra):
             process.kill()
         if place.runs:
-            self._tell({"do": "sweep", "mark": f"{_MARK}={machine.id}"})
+            self._tell({"do": "sweep", "mark": f"{_PLACE}={place.folder}"})
         if machine.state == "gone":
             del self._places[machine.id]
             shutil.rmtree(place.folder, ignore_errors=True)
@@ -319,7 +321,7 @@ class Processes:
         place, run = self._places.get(machine_id), self._last(machine_id)
         if place is None or run is None or run.over:
             return None
-        mark = f"{_MARK}={machine_id}".encode()
+        mark = f"{_PLACE}={place.folder}".encode()
         cpu_s, memory = 0.0, 0
         for entry in os.listdir("/proc"):
             if not entry.isdecimal():
