@@ -68,7 +68,7 @@ def rights(namespace: str) -> tuple[Right, ...]:
         Right(
             group="coordination.k8s.io",
             resource="leases",
-            verbs=("get", "create", "patch"),
+            verbs=("get", "create", "patch", "delete"),  # delete: where owner references need it
             namespace=_LEASES_OF_NODES,
         ),
     )

@@ -406,7 +406,7 @@ def upgrade(story: Story) -> None:
     crds = _crd_uids(story)
     password = story.got("secret", f"{RELEASE}-postgres", "-n", NAMESPACE)["data"]
     history = json.loads(story.helm("history", RELEASE, "-o", "json"))
-    # Every replica is another one then. Not by the image: the fake cloud's workloads would end with their cloud.
+    # Every replica is another one then. Not by the image: the fake cloud would end, its workloads with it.
     story.upgrade(**{"controller.podAnnotations": {"example.org/release": "next"}})
     _kept(story, before)
     story.start_pod("third")
