@@ -199,6 +199,8 @@ async def test_the_rights_that_are_asked_for_are_enough(
             args = ("wait", "pod/one", "-n", user, "--for=condition=Ready", "--timeout=60s")
             await asyncio.to_thread(kubectl, *args, timeout_s=70)
             assert len(await cloud.alive()) == 1
+            lease = ("wait", "lease/nebula-start", "-n", "kube-node-lease", "--for=create", "--timeout=30s")
+            await asyncio.to_thread(kubectl, *lease, timeout_s=40)  # later than a short-lived Pod
 
             await asyncio.to_thread(kubectl, "delete", "pod", "one", "-n", user)
             claims = (
