@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from app.kube import paths
-from app.store import backoffs
+from app.store import standing
 from app.store.engine import begin
 from tests.cluster.vnode.test_vnode_runs import owned
 from tests.cluster.vnode.vnode_world import World, condition_of, is_ready, state_of
@@ -41,7 +41,7 @@ async def test_fc_078_fc_080_a_machine_that_boots_for_ever_goes_back_and_its_pla
         assert await world.cloud.alive() == []
         await world.until_event(pod, "Failed")
         async with begin(world.engine) as conn:
-            waiting = await backoffs.live(conn)
+            waiting = (await standing.read(conn)).backoffs
 
     assert failed["status"]["message"] == (
         "the machine was rented and did not start within 1 s: it was given back"
