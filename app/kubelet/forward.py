@@ -9,6 +9,7 @@ import base64
 import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any
 
 import structlog
 
@@ -137,6 +138,7 @@ class _Refused(Exception):
 class _SpdyEnd:
     def __init__(self, stream: SpdyStream) -> None:
         self._stream = stream
+        self.gone = stream.gone
 
     async def read(self) -> bytes:
         data = await self._stream.inbox.get()
@@ -152,6 +154,15 @@ class _SpdyEnd:
 
 
 async def _both_ways(client: "_SpdyEnd | _WebSocketEnd", pipe: Pipe) -> None:
+    """Carry until both directions have ended.
+
+    A client that has closed its half is read no more: that it has gone is heard from ``gone`` alone, and a
+    port that stays open and silent would keep the connection for ever.
+
+    Raises:
+        Lost: the client has gone. ProviderError: the connection to the port broke.
+    """
+
     async def there() -> None:
         while data := await client.read():
             await pipe.write(data)
@@ -163,16 +174,17 @@ async def _both_ways(client: "_SpdyEnd | _WebSocketEnd", pipe: Pipe) -> None:
         client.finish()
 
     tasks = [asyncio.create_task(there()), asyncio.create_task(back())]
+    both = asyncio.gather(*tasks)
+    watched: list[asyncio.Future[Any]] = [both, client.gone]
     try:
-        # When the port has said its last, nobody is there to read the rest of what the client may say.
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-        for task in tasks:
-            if task.done():
-                task.result()
+        await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
+        if not both.done():
+            raise Lost
+        both.result()
     finally:
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, both, return_exceptions=True)
 
 
 # --- over WebSocket ----------------------------------------------------------------------------------
@@ -278,6 +290,7 @@ class ChannelsPeer(WebSocketPeer):
 class _WebSocketEnd:
     def __init__(self, peer: ChannelsPeer, index: int) -> None:
         self._peer, self._index = peer, index
+        self.gone = peer.lost
 
     async def read(self) -> bytes:
         return await self._peer.inboxes[self._index].get()

@@ -182,9 +182,19 @@ class SpdyStream:
     def __init__(self, peer: "SpdyPeer", number: int, headers: dict[str, str]) -> None:
         self.number, self.headers = number, headers
         self.inbox = Inbox(peer)
-        self.broken = False  # it was reset
+        self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when it was reset or the client has left."""
         self._peer = peer
         self._finished = False
+
+    @property
+    def broken(self) -> bool:
+        return self.gone.done()
+
+    def cut(self) -> None:
+        """The client has no more use for it: whoever waits for the other side of the stream hears of it."""
+        if not self.gone.done():
+            self.gone.set_result(None)
 
     async def write(self, data: bytes) -> None:
         """Raises:
@@ -203,7 +213,7 @@ class SpdyStream:
 
     def reset(self, status: int = spdy.CANCEL) -> None:
         if not self.broken:
-            self.broken = True
+            self.cut()
             self._peer.put(spdy.Writer.reset(self.number, status))
         self.forget()
 
@@ -272,7 +282,7 @@ class SpdyPeer(Peer):
                         stream_.inbox.end()
             case spdy.Reset(number):
                 if (gone := self.streams.pop(number, None)) is not None:
-                    gone.broken = True
+                    gone.cut()
                     gone.inbox.drop()
             case spdy.Pinged(number):
                 if number % 2:  # not an answer to one of ours
@@ -282,7 +292,7 @@ class SpdyPeer(Peer):
 
     def _over(self) -> None:
         for stream in list(self.streams.values()):
-            stream.broken = True
+            stream.cut()
             stream.inbox.drop()
         self.streams.clear()
         self._opened.put_nowait(None)

@@ -87,6 +87,10 @@ class Silent:
     async def aclose(self) -> None:
         self._closed.set()
 
+    @property
+    def closed(self) -> bool:
+        return self._closed.is_set()
+
 
 def connected() -> tuple[SpdyPeer, Wire]:
     peer, wire = SpdyPeer(), Wire()
@@ -206,6 +210,44 @@ def test_whatever_a_client_does_the_service_ends_with_it_and_leaves_nothing(step
         assert asyncio.all_tasks() <= before
 
     asyncio.run(work())
+
+
+class Open(Silent):
+    """A port that stays open and silent when its client has said its last, as one may."""
+
+    async def end_output(self) -> None:
+        """It has nothing to say to that."""
+
+
+@pytest.mark.parametrize("how", ["goes", "resets the stream"])
+async def test_a_client_that_closes_its_half_and_then_goes_takes_its_connection_with_it(how: str):
+    peer, wire = connected()
+    ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    before = asyncio.all_tasks()
+    pipe = Open()
+
+    async def dial(_: int) -> Pipe:
+        return pipe
+
+    serving = asyncio.create_task(forward.serve(peer, dial, pod="a/b", ended=ended))
+    opening = Opening()
+    peer.data_received(opening.frame(1, streamtype="error", port="80", requestid="0"))
+    peer.data_received(opening.frame(3, streamtype="data", port="80", requestid="0"))
+    peer.data_received(Writer.data(3, b"the whole of it", fin=True))
+    await settled()
+    assert not pipe.closed, "its own end must not cut what the port may still say"
+    if how == "goes":
+        wire.close()
+        await settled()
+    else:
+        peer.data_received(Writer.reset(3, spdy.CANCEL))
+        await settled()
+        assert not serving.done(), "it may open others"
+    assert pipe.closed
+
+    wire.close()
+    await asyncio.wait_for(serving, timeout=10)
+    assert asyncio.all_tasks() <= before
 
 
 @pytest.mark.parametrize("port", ["0", "65536", "http", "-1", "080808", ""])
