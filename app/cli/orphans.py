@@ -250,7 +250,7 @@ def check_providers(database_url: str | None, providers: str | None, unless_away
 
     settings = _settings(database_url=database_url, providers=providers)
 
-    async def work(engine: "AsyncEngine") -> list[str]:
+    async def work(engine: "AsyncEngine") -> list[str] | None:
         from app.cli.orphan_deeds import left_out
 
         try:
@@ -259,9 +259,11 @@ def check_providers(database_url: str | None, providers: str | None, unless_away
             if not unless_away:
                 raise
             click.echo(f"not checked, the database gives no answer: {error}", err=True)
-            return []
+            return None
 
     lines = run(_with_engine(settings, work))
+    if lines is None:
+        return
     for line in lines:
         click.echo(line, err=True)
     if lines:

@@ -29,25 +29,36 @@ def group() -> None:
 @cluster_options
 @click.option("--name", required=True, help="The Secret.")
 @click.option("--user", default=USER, show_default=True, help="The user in it.")
-def database_secret(kubeconfig: str | None, namespace: str, name: str, user: str) -> None:
+@click.option("--user-key", default="username", show_default=True, help="The user's key in it.")
+@click.option("--password-key", default="password", show_default=True, help="The password's key in it.")
+def database_secret(
+    kubeconfig: str | None, namespace: str, name: str, user: str, user_key: str, password_key: str
+) -> None:
     """Make the Secret with the database's user and password, unless it is there. It is never changed."""
-    made = asyncio.run(_database_secret(kubeconfig, namespace=namespace, name=name, user=user))
+    if user_key == password_key:
+        raise click.UsageError(f"--user-key and --password-key are both {user_key!r}: give two names")
+    made = asyncio.run(
+        _database_secret(kubeconfig, namespace=namespace, name=name, user=user, keys=(user_key, password_key))
+    )
     click.echo(f"secret/{name} {'created' if made else 'unchanged'}")
 
 
-async def _database_secret(kubeconfig: str | None, *, namespace: str, name: str, user: str) -> bool:
+async def _database_secret(
+    kubeconfig: str | None, *, namespace: str, name: str, user: str, keys: tuple[str, str]
+) -> bool:
     async with connected(kubeconfig) as kube:
-        made = await _make(kube, namespace=namespace, name=name, user=user)
+        made = await _make(kube, namespace=namespace, name=name, user=user, keys=keys)
         from app.kube import paths
 
         held = (await kube.get(paths.secret(namespace, name))).get("data") or {}
-        if missing := [key for key in ("username", "password") if not held.get(key)]:
+        if missing := [key for key in keys if not held.get(key)]:
             raise click.ClickException(f"Secret {namespace}/{name} lacks {' and '.join(missing)}: add them")
         return made
 
 
-async def _make(kube: "Kube", *, namespace: str, name: str, user: str) -> bool:
-    from app.api import keys
+async def _make(kube: "Kube", *, namespace: str, name: str, user: str, keys: tuple[str, str]) -> bool:
+    """``keys``: the user's and the password's."""
+    from app.api.keys import MANAGED_BY, MANAGED_BY_LABEL
     from app.kube import paths
     from app.kube.errors import Exists
 
@@ -56,8 +67,8 @@ async def _make(kube: "Kube", *, namespace: str, name: str, user: str) -> bool:
     body = {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": {"name": name, "labels": {keys.MANAGED_BY_LABEL: keys.MANAGED_BY}},
-        "stringData": {"username": user, "password": secrets.token_urlsafe(PASSWORD_BYTES)},
+        "metadata": {"name": name, "labels": {MANAGED_BY_LABEL: MANAGED_BY}},
+        "stringData": dict(zip(keys, (user, secrets.token_urlsafe(PASSWORD_BYTES)), strict=True)),
     }
     with suppress(Exists):  # another replica came first
         await kube.create(paths.secrets(namespace), body)

@@ -183,7 +183,7 @@ securityContext:
 {{- if hasKey $own $name }}
 {{- fail (printf "controller.options.%s: set %s instead" $name (get $own $name)) }}
 {{- end }}
-- {name: {{ printf "NEBULA_%s" (snakecase $name | upper) }}, value: {{ $value | toString | quote }}}
+- {name: {{ printf "NEBULA_%s" (snakecase $name | upper) }}, value: {{ include "nebula.text" $value | quote }}}
 {{- end }}
 {{- with .Values.proxy.http }}
 - {name: HTTP_PROXY, value: {{ . | quote }}}
@@ -196,9 +196,39 @@ securityContext:
 {{- end }}
 {{- end -}}
 
+{{/* A number, word or truth as one writes it: YAML's numbers come as floats, of which toString makes 6.7108864e+07. */}}
+{{- define "nebula.text" -}}
+{{- if and (kindIs "float64" .) (eq (floor .) .) }}{{ int64 . }}{{ else }}{{ toString . }}{{ end -}}
+{{- end -}}
+
 {{- define "nebula.databaseLogin" -}}
 - name: NEBULA_DATABASE_USER
   valueFrom: {secretKeyRef: {name: {{ include "nebula.databaseSecret" . }}, key: {{ .Values.database.secretKeys.username }}}}
 - name: NEBULA_DATABASE_PASSWORD
   valueFrom: {secretKeyRef: {name: {{ include "nebula.databaseSecret" . }}, key: {{ .Values.database.secretKeys.password }}}}
+{{- end -}}
+
+{{/* The same for guards, which must say their word also where an install never came so far as to make the Secret:
+     without it they take the database for away. PGUSER: a driver without a user asks for the container's, which has no name. */}}
+{{- define "nebula.databaseLoginIfThere" -}}
+- name: NEBULA_DATABASE_USER
+  valueFrom: {secretKeyRef: {name: {{ include "nebula.databaseSecret" . }}, key: {{ .Values.database.secretKeys.username }}, optional: true}}
+- name: NEBULA_DATABASE_PASSWORD
+  valueFrom: {secretKeyRef: {name: {{ include "nebula.databaseSecret" . }}, key: {{ .Values.database.secretKeys.password }}, optional: true}}
+- {name: PGUSER, value: nebula}
+{{- end -}}
+
+{{/* The CA that the database URL names, for every container that has the URL: its mount and its volume. */}}
+{{- define "nebula.databaseCaMount" -}}
+{{- if and (eq .Values.database.mode "external") .Values.database.external.caSecret -}}
+- {name: database-ca, mountPath: /etc/nebula/database-ca, readOnly: true}
+{{- end -}}
+{{- end -}}
+
+{{/* Takes {root, optional}. */}}
+{{- define "nebula.databaseCaVolume" -}}
+{{- if and (eq .root.Values.database.mode "external") .root.Values.database.external.caSecret -}}
+- name: database-ca
+  secret: {secretName: {{ .root.Values.database.external.caSecret }}{{ if .optional }}, optional: true{{ end }}}
+{{- end -}}
 {{- end -}}

@@ -38,6 +38,7 @@ ALL: Obj = {
     "service.ipFamilyPolicy": "PreferDualStack",
     "extraObjects": [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "extra"}}],
 }
+KEYS = ("--user-key=username", "--password-key=password")
 OPERATOR = ("--api-versions", "monitoring.coreos.com/v1")
 WAYS = {
     "zero": ({}, ()),
@@ -151,6 +152,79 @@ def test_orphans_14_an_upgrade_asks_first_whether_a_provider_that_goes_is_still_
     assert "nebula-upgrade" not in {each["metadata"]["name"] for each in left}
 
 
+def test_guards_say_their_word_also_where_the_databases_secret_was_never_made(helm: Helm) -> None:
+    """An install with a wrong image never made it; the upgrade that mends it must not wait for it."""
+    objects = helm.objects()
+    for name in ("nebula-upgrade", "nebula-uninstall"):
+        (container,) = named(objects, "Job", name)["spec"]["template"]["spec"]["containers"]
+        refs = [each["valueFrom"]["secretKeyRef"] for each in container["env"] if "valueFrom" in each]
+        assert [ref.get("optional") for ref in refs] == [True, True], name
+        # Without a user the driver asks for the name of the container's, which has none.
+        assert {"name": "PGUSER", "value": "nebula"} in container["env"]
+
+    (controller,) = named(objects, "Deployment", "nebula")["spec"]["template"]["spec"]["containers"]
+    refs = [each["valueFrom"].get("secretKeyRef") for each in controller["env"] if "valueFrom" in each]
+    assert not [ref for ref in refs if ref is not None and "optional" in ref]
+
+
+def test_whoever_gets_the_database_url_gets_the_ca_that_it_names(helm: Helm) -> None:
+    seen = set()
+    for name, spec in pod_templates(helm.objects({**EXTERNAL, "database.external.caSecret": "db-ca"})):
+        for container in spec["containers"]:
+            url = next(
+                (e["value"] for e in container.get("env", ()) if e["name"] == "NEBULA_DATABASE_URL"), ""
+            )
+            if "sslrootcert=/etc/nebula/database-ca/ca.crt" not in url:
+                continue
+            seen.add(name)
+            mounts = {each["mountPath"]: each["name"] for each in container["volumeMounts"]}
+            volumes = {each["name"]: each for each in spec["volumes"]}
+            assert volumes[mounts["/etc/nebula/database-ca"]]["secret"]["secretName"] == "db-ca", name
+    assert seen == {"nebula", "nebula-test", "nebula-upgrade", "nebula-uninstall"}
+
+
+@pytest.mark.parametrize("way", ["--set-json", "-f"])
+def test_numbers_are_rendered_as_people_write_them(each_helm: Helm, tmp_path: Path, way: str) -> None:
+    options = {"outputTotalBytes": 67108864, "listRestS": 30, "restartResetS": 0.5, "sweepVolumes": "delete"}
+    more: tuple[str, ...] = ("--set-json", f"controller.options={json.dumps(options)}")
+    if way == "-f":
+        values = {
+            "controller": {"options": options},
+            "database": {"bundled": {"settings": {"work_mem": 67108864, "jit": False}}},
+        }
+        (tmp_path / "values.yaml").write_text(yaml.safe_dump(values))
+        more = ("-f", str(tmp_path / "values.yaml"))
+    objects = each_helm.objects(more=more)
+
+    (controller,) = named(objects, "Deployment", "nebula")["spec"]["template"]["spec"]["containers"]
+    given = {each["name"]: each.get("value") for each in controller["env"]}
+    assert given["NEBULA_OUTPUT_TOTAL_BYTES"] == "67108864"
+    assert given["NEBULA_LIST_REST_S"] == "30"
+    assert given["NEBULA_RESTART_RESET_S"] == "0.5"
+    assert given["NEBULA_SWEEP_VOLUMES"] == "delete"
+    if way == "-f":
+        (postgres,) = named(objects, "StatefulSet", "nebula-postgres")["spec"]["template"]["spec"][
+            "containers"
+        ]
+        assert {"work_mem=67108864", "jit=false"} <= set(postgres["args"])
+
+
+def test_a_secret_that_is_made_has_the_keys_by_which_it_is_read(helm: Helm) -> None:
+    objects = helm.objects({"database.secretKeys": {"username": "user", "password": "pw"}})
+
+    controller = named(objects, "Deployment", "nebula")["spec"]["template"]["spec"]
+    (maker,) = controller["initContainers"]
+    assert {"--user-key=user", "--password-key=pw"} <= set(maker["args"])
+    read = [
+        each["valueFrom"]["secretKeyRef"]["key"]
+        for _, spec in pod_templates(objects)
+        for container in spec["containers"]
+        for each in container.get("env", ())
+        if "secretKeyRef" in each.get("valueFrom", {})
+    ]
+    assert set(read) == {"user", "pw"}
+
+
 def test_nothing_secret_is_ever_rendered(helm: Helm) -> None:
     for values, more in WAYS.values():
         assert "Secret" not in kinds(helm.objects(values, more=more))
@@ -239,8 +313,8 @@ def test_the_report_role_gets_a_password_of_its_own_that_is_made_in_the_cluster(
 
     controller = named(objects, "Deployment", "nebula")["spec"]["template"]["spec"]
     assert [each["args"] for each in controller["initContainers"]] == [
-        ["setup", "database-secret", "--name", "nebula-postgres", "--user", "nebula"],
-        ["setup", "database-secret", "--name", "nebula-postgres-report", "--user", "nebula-reporter"],
+        ["setup", "database-secret", "--name=nebula-postgres", "--user=nebula", *KEYS],
+        ["setup", "database-secret", "--name=nebula-postgres-report", "--user=nebula-reporter", *KEYS],
     ]
     assert {"name": "NEBULA_REPORT_ROLE", "value": "nebula-reporter"} in controller["containers"][0]["env"]
     postgres = named(objects, "StatefulSet", "nebula-postgres")["spec"]["template"]["spec"]["containers"][0]
@@ -325,6 +399,7 @@ def test_an_object_of_the_operator_without_it_is_a_clear_failure(helm: Helm, par
         ({"installation.uninstallPolicy": "force"}, "uninstallPolicy"),
         ({"controller.options": {"sweepMode": "report"}}, "set sweeper.mode instead"),
         ({"sweeper.mode": "off"}, "mode"),
+        ({"database.secretKeys": {"username": "", "password": "pw"}}, "username"),
         ({"sweeper.maxShare": 10}, "maxShare"),
         ({"database.reportRole.name": "Reports Role"}, "name"),
     ],

@@ -189,3 +189,17 @@ async def test_the_databases_secret_is_made_once_and_kept(installed: Installed) 
     assert "unchanged" in second.stdout
     assert made["data"].keys() == {"username", "password"}
     assert kept == made
+
+
+async def test_the_databases_secret_has_the_keys_that_are_asked_for(installed: Installed) -> None:
+    name = f"db-{uuid4().hex[:6]}"
+    keys_ = ("--user-key", "user", "--password-key", "pw")
+
+    done = await installed.nebula("setup", "database-secret", "--name", name, *keys_)
+
+    assert done.returncode == 0, done.stderr
+    made = await installed.owners.get("secret", name, "-n", keys.SYSTEM_NAMESPACE)
+    assert made["data"].keys() == {"user", "pw"}
+    lacking = await installed.nebula("setup", "database-secret", "--name", name)
+    assert lacking.returncode == 1
+    assert "lacks username and password" in lacking.stderr
