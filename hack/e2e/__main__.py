@@ -3,7 +3,7 @@
 Everything runs in namespaces of its own (network, mounts, processes, IPC, host name): whatever ends the
 first process in them, SIGKILL of this one included, the kernel ends the rest and takes mounts, addresses and
 nftables tables away. What has no namespace, a folder of cgroups and the state, is removed here, and looked
-for at the end.
+for at the end; what a killed run had no time to remove, the next one removes when it begins.
 """
 
 import contextlib
@@ -29,6 +29,7 @@ from hack.e2e.containerfile import ContainerfileError
 from hack.e2e.inside import Plan
 
 ROOT = Path(__file__).resolve().parents[2]
+_PREFIX = "nebula-e2e-"  # of a run's folder of cgroups; its pid follows
 _NEED_BYTES = 6 << 30
 _APART = ("--net", "--mount", "--pid", "--ipc", "--uts", "--fork", "--kill-child", "--mount-proc")
 _GONE_S = 10.0
@@ -68,7 +69,9 @@ def main(until: str | None, skip: tuple[str, ...], logs: Path, prepare: bool) ->
     state = scratch.path
     code = 1
     try:
-        with _cgroups(f"nebula-e2e-{os.getpid()}") as cgroup:
+        for root in _cgroup_roots():
+            sweep_cgroups(root)
+        with _cgroups(f"{_PREFIX}{os.getpid()}") as cgroup:
             plan = Plan(
                 state=state,
                 kubernetes=kubernetes,
@@ -160,16 +163,33 @@ def _cgroups(name: str) -> Iterator[str]:
         deadline_s = time.monotonic() + _GONE_S
         while any(folder.exists() for folder in folders) and time.monotonic() < deadline_s:
             for folder in folders:
-                below = sorted((path for path in folder.rglob("*") if path.is_dir()), reverse=True)
-                for path in [*below, folder]:
-                    with contextlib.suppress(OSError):  # a process that is just ending
-                        path.rmdir()
+                _remove_cgroup(folder)
             time.sleep(0.1)
 
 
+def sweep_cgroups(root: Path) -> None:
+    """Remove below ``root`` what dead runs left; a folder that a process is in cannot be removed."""
+    for folder in root.glob(f"{_PREFIX}*"):
+        pid = folder.name.removeprefix(_PREFIX)
+        if pid.isdecimal() and not Path("/proc", pid).exists():
+            _remove_cgroup(folder)
+
+
+def _remove_cgroup(folder: Path) -> None:
+    """With all below it; what a process is still in, just ending, stays."""
+    below = sorted((path for path in folder.rglob("*") if path.is_dir()), reverse=True)
+    for path in [*below, folder]:
+        with contextlib.suppress(OSError):
+            path.rmdir()
+
+
 def _cgroup_folders(name: str) -> list[Path]:
+    return [root / name for root in _cgroup_roots()]
+
+
+def _cgroup_roots() -> list[Path]:
     lines = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
-    return [Path(line[1]) / name for line in lines if line[2] in ("cgroup", "cgroup2")]
+    return [Path(line[1]) for line in lines if line[2] in ("cgroup", "cgroup2")]
 
 
 def _keep_logs(state: Path, logs: Path) -> None:

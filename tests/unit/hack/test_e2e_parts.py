@@ -1,6 +1,9 @@
 """The parts of the end-to-end test that can be wrong without a node."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,6 +11,7 @@ import yaml
 
 from hack.cluster import binaries
 from hack.e2e import containerfile, rights, story
+from hack.e2e.__main__ import sweep_cgroups
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -86,3 +90,18 @@ def test_the_audit_log_says_which_rights_were_used_and_what_was_forbidden(tmp_pa
 def test_the_storys_samples_are_what_a_user_may_apply() -> None:
     assert yaml.safe_load(story.POOL)["kind"] == "NodePool"
     assert all(step.__doc__ for step in story.STEPS.values())
+
+
+def test_a_run_removes_the_cgroups_of_dead_runs_and_of_no_other(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        pass
+    dead, alive = tmp_path / f"nebula-e2e-{ended.pid}", tmp_path / f"nebula-e2e-{os.getpid()}"
+    strangers = tmp_path / "nebula-e2e-x", tmp_path / "kubepods"
+    for folder in (dead, alive, *strangers):
+        (folder / "pods" / "pod1").mkdir(parents=True)
+
+    sweep_cgroups(tmp_path)
+
+    assert not dead.exists()
+    assert alive.exists()
+    assert all(folder.exists() for folder in strangers)
