@@ -14,8 +14,10 @@ from app.api.keys import (
     API_VERSION,
     CLOUD_POD_BINDINGS,
     GROUP,
+    MUTATING_WEBHOOK_CONFIGURATION,
     NODE_CLAIMS,
     NODE_POOLS,
+    VALIDATING_WEBHOOK_CONFIGURATION,
 )
 from app.kube.client import Kube
 from app.kube.errors import KubeError
@@ -30,12 +32,16 @@ _NOWHERE = "nebula-no-such-namespace"  # what may be done there may be done ever
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Right:
-    """Verbs on one resource. ``namespace`` None: in every one, or the resource has none."""
+    """Verbs on one resource. ``namespace`` None: in every one, or the resource has none.
+
+    ``name``: on the object of that name alone; None: on every one.
+    """
 
     group: str
     resource: str
     verbs: tuple[str, ...]
     namespace: str | None = None
+    name: str | None = None
 
 
 def rights(namespace: str) -> tuple[Right, ...]:
@@ -58,11 +64,16 @@ def rights(namespace: str) -> tuple[Right, ...]:
         (GROUP, f"{CLOUD_POD_BINDINGS}/status", "patch"),
         ("authentication.k8s.io", "tokenreviews", "create"),
         ("authorization.k8s.io", "subjectaccessreviews", "create"),
-        (_HOOKS, "mutatingwebhookconfigurations", "get create patch"),
-        (_HOOKS, "validatingwebhookconfigurations", "get create patch"),
+        (_HOOKS, "mutatingwebhookconfigurations", "create"),  # what is made has no name to be allowed by
+        (_HOOKS, "validatingwebhookconfigurations", "create"),
+    )
+    ours = (
+        ("mutatingwebhookconfigurations", MUTATING_WEBHOOK_CONFIGURATION),
+        ("validatingwebhookconfigurations", VALIDATING_WEBHOOK_CONFIGURATION),
     )
     return (
         *(Right(group=group, resource=name, verbs=tuple(verbs.split())) for group, name, verbs in every),
+        *(Right(group=_HOOKS, resource=kind, verbs=("get", "patch"), name=name) for kind, name in ours),
         Right(group="", resource="secrets", verbs=("get", "create", "update"), **own),
         Right(group="coordination.k8s.io", resource="leases", verbs=("get", "create", "update"), **own),
         Right(
@@ -123,16 +134,18 @@ def _lacking(right: Right, rules: Iterable[Mapping[str, Any]]) -> str | None:
     if not lacking:
         return None
     name = f"{right.resource}.{right.group}" if right.group else right.resource
+    if right.name is not None:
+        name += f" named {right.name}"
     where = f"in namespace {right.namespace}" if right.namespace else "cluster-wide"
     return f"{', '.join(lacking)} {name} {where}"
 
 
 def _allows(rule: Mapping[str, Any], right: Right, verb: str) -> bool:
-    """Rules for single names are not counted: what we need is of no one name."""
+    """A rule for single names counts only for what we need of one of them."""
     subresource = right.resource.partition("/")[2]
     names = {"*", right.resource, *({f"*/{subresource}"} if subresource else ())}
     return (
-        not rule.get("resourceNames")
+        (not rule.get("resourceNames") or right.name in rule["resourceNames"])
         and bool({"*", verb} & set(rule.get("verbs") or ()))
         and bool({"*", right.group} & set(rule.get("apiGroups") or ()))
         and bool(names & set(rule.get("resources") or ()))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from app.api.keys import MUTATING_WEBHOOK_CONFIGURATION, VALIDATING_WEBHOOK_CONFIGURATION
 from app.kube.preflight import rights
 from app.settings import load
 from hack.chart import MANIFEST, written
@@ -255,28 +256,39 @@ def test_the_charts_copy_of_the_crds_is_not_stale() -> None:
 
 def test_the_rights_are_exactly_those_that_the_controller_says_it_needs(helm: Helm) -> None:
     objects = helm.objects()
+    roles: list[tuple[str, str, str | None]] = [
+        ("ClusterRole", "nebula-controller", None),
+        ("Role", "nebula", NAMESPACE),
+        ("Role", "nebula-node-leases", "kube-node-lease"),
+    ]
     granted = {
-        (group, resource, verb, None)
-        for rule in named(objects, "ClusterRole", "nebula-controller")["rules"]
+        (group, resource, verb, namespace, name)
+        for kind, role, namespace in roles
+        for rule in named(objects, kind, role)["rules"]
         for group in rule["apiGroups"]
         for resource in rule["resources"]
         for verb in rule["verbs"]
+        for name in rule.get("resourceNames", [None])
     }
-    for name, namespace in (("nebula", NAMESPACE), ("nebula-node-leases", "kube-node-lease")):
-        granted |= {
-            (group, resource, verb, namespace)
-            for rule in named(objects, "Role", name)["rules"]
-            for group in rule["apiGroups"]
-            for resource in rule["resources"]
-            for verb in rule["verbs"]
-        }
 
     needed = {
-        (right.group, right.resource, verb, right.namespace)
+        (right.group, right.resource, verb, right.namespace, right.name)
         for right in rights(NAMESPACE)
         for verb in right.verbs
     }
     assert granted == needed
+
+
+def test_what_is_deleted_at_the_end_is_deleted_by_name(helm: Helm) -> None:
+    hooks = [
+        rule
+        for rule in named(helm.objects(), "ClusterRole", "nebula-uninstall")["rules"]
+        if "admissionregistration.k8s.io" in rule["apiGroups"]
+    ]
+
+    assert [(set(rule["resourceNames"]), rule["verbs"]) for rule in hooks] == [
+        ({MUTATING_WEBHOOK_CONFIGURATION, VALIDATING_WEBHOOK_CONFIGURATION}, ["delete"])
+    ]
 
 
 def test_readme_and_plain_manifest_are_those_of_the_chart() -> None:

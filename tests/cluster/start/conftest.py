@@ -66,6 +66,8 @@ def _by_namespace(rights: Iterable[Right]) -> dict[str | None, list[dict[str, li
     rules: dict[str | None, list[dict[str, list[str]]]] = {}
     for right in rights:
         rule = {"apiGroups": [right.group], "resources": [right.resource], "verbs": list(right.verbs)}
+        if right.name is not None:
+            rule["resourceNames"] = [right.name]
         rules.setdefault(right.namespace, []).append(rule)
     return rules
 
