@@ -25,9 +25,9 @@ test-slow: $(READY) ## Run the slow tests: faults, kill matrices, conformance un
 model: $(READY) ## Search for a schedule that breaks the renting protocol (SEEDS=100000)
 	@$(BIN)/python -m tests.model --seeds $(or $(SEEDS),100000)
 
-chaos: $(READY) ## Seeded faults against the whole system (SEEDS=100, FIRST=1, or SEED=n for that one alone)
+chaos: $(READY) ## Seeded faults against the whole system (SEEDS=100, FIRST=1, or SEED=n for that one alone; RUNPOD=1)
 	@$(BIN)/python -m hack.cluster build
-	@SEEDS=$(or $(SEEDS),100) $(BIN)/python -m pytest tests/chaos/test_seeds.py -q -s
+	@SEEDS=$(or $(SEEDS),100) $(BIN)/python -m pytest tests/chaos/$(if $(RUNPOD),test_runpod_seeds,test_seeds).py -q -s
 
 soak: $(READY) ## Seven minutes without a leader, unscaled: no Pod of ours is evicted (nine minutes)
 	@$(BIN)/python -m hack.cluster build

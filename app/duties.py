@@ -59,8 +59,14 @@ class Watches:
             SILENCE.clear()
 
     def stale(self) -> str | None:
-        """Which watches have stood still for so long that only a restart helps; None for none."""
+        """Which watches have stood still for so long that only a restart helps; None for none.
+
+        One that the server refuses (a right that was taken, a kind that was deleted) is no such: the next
+        leader would be refused as well.
+        """
         silent = [
-            f"{cache.path} for {cache.silent_s:.0f} s" for cache in self._caches if cache.silent_s > STALE_S
+            f"{cache.path} for {cache.unanswered_s:.0f} s"
+            for cache in self._caches
+            if cache.unanswered_s > STALE_S
         ]
         return f"nothing was heard of {', '.join(silent)}" if silent else None

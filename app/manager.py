@@ -17,6 +17,7 @@ from secrets import token_urlsafe
 from typing import Any
 
 import structlog
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from app.admission.server import Admission
@@ -296,13 +297,22 @@ class Replica:
             wait_s = min(settings.backoff_max_s, wait_s * 2)
 
     async def _let_read(self, engine: AsyncEngine) -> bool:
-        """Give the reports to the role that was named for them; False while there is no such role."""
+        """Give the reports to the role that was named for them; False: try again.
+
+        There is no such role, or Postgres refuses: somebody else does the same at this moment, say, or a
+        right of ours is missing.
+        """
         role = self._settings.report_role or ""
         try:
             async with begin(engine) as conn:
                 await conn.run_sync(let_read, role)
         except NoSuchRole:
             log.warning("the database has no such role, so nobody can read the reports", report_role=role)
+            return False
+        except DBAPIError as error:
+            log.warning(
+                "the reports cannot be given to their role yet", report_role=role, error=str(error.orig)[:256]
+            )
             return False
         return True
 

@@ -86,7 +86,7 @@ class Cache:
         self._synced = asyncio.Event()
         self._version = ""  # of the last thing seen; empty: list first
         self._kind: dict[str, str] = {}  # apiVersion and kind, which the items of a list lack
-        self._heard_at: float = time.monotonic()
+        self._heard_at = self._answered_at = time.monotonic()
 
     def add_index(self, name: str, values: Callable[[Obj], Iterable[str]]) -> None:
         """Keep objects findable by each of ``values(obj)`` under ``by_index(name, value)``."""
@@ -112,6 +112,11 @@ class Cache:
     def silent_s(self) -> float:
         """Seconds since anything was heard from the server: minutes mean that the copy is stale."""
         return time.monotonic() - self._heard_at
+
+    @property
+    def unanswered_s(self) -> float:
+        """Seconds since the server said anything, be it no: minutes mean that there is no way to it."""
+        return time.monotonic() - max(self._heard_at, self._answered_at)
 
     def get(self, namespace: str, name: str) -> Obj | None:
         return self._objects.get((namespace, name))
@@ -146,6 +151,8 @@ class Cache:
                 error: KubeError | None = None
             except KubeError as refused:
                 error = refused
+                if not isinstance(refused, Unreachable):
+                    self._answered_at = time.monotonic()
             except Exception:  # a bug here or a malformed answer must not end the watch for ever
                 log.exception("cache step failed", path=self.path, step=name)
                 error = KubeError(500, message="see the log")

@@ -61,15 +61,17 @@ class Bindings:
         bindings.on_change(self._changed)
 
     async def run(self) -> None:
-        """Work until cancelled. Begins, when the caches are synced, with the claims that have none."""
+        """Work until cancelled. Begins, when the caches are synced, with the rented claims that have none."""
         settings = self._settings
         for cache in (self._claims, self._bindings):
             await cache.synced()
         self._queue = WorkQueue(base_delay_s=settings.backoff_base_s, max_delay_s=settings.backoff_max_s)
         try:
             for claim in self._claims:
-                # One that has no status yet is being placed: its binding is on the way.
-                if claim.get("status") and not self._bindings.by_index(_BY_OWNER, uid_of(claim)):
+                # One that names no machine yet is being placed: its binding is on the way, or, in Reserve,
+                # comes only if a machine does.
+                rented = (claim.get("status") or {}).get("instanceID")
+                if rented and not self._bindings.by_index(_BY_OWNER, uid_of(claim)):
                     self._queue.add(uid_of(claim))
             await run_workers(
                 self._queue, self._reconcile, workers=WORKERS, name="bindings", expected=(KubeError,)

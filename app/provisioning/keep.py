@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 import structlog
+from sqlalchemy.exc import DBAPIError
 
 from app.inventory.accounts import Account
 from app.inventory.budget import Urgency
@@ -186,7 +187,8 @@ class Keeper:
     async def note_start(self, start: FalseStart) -> None:
         """Have the place of a machine that came to nothing passed over, and its Pod's owner wait.
 
-        A store that is away loses the block, which costs one more try at worst: nothing is placed without it.
+        A store that is away, or refuses it, loses the block, which costs one more try at worst: nothing is
+        placed without a store.
         """
         claim = start.claim
         if start.failure is not None:
@@ -213,7 +215,7 @@ class Keeper:
         try:
             async with begin(self.core.engine) as conn:
                 await blocks.record(conn, scope, cause, ttl_s=start.block_ttl_s)
-        except StoreUnavailable as error:
+        except (StoreUnavailable, DBAPIError) as error:
             log.info("a false start is not on record", error=str(error)[:256])
         else:
             log.info("passed over after a false start", host=start.host, place=claim.place, why=start.message)
@@ -259,21 +261,35 @@ class Keeper:
             life.extended_at = self.core.clock()
 
     async def _flush(self) -> None:
-        settings = self.core.settings
-        pace = Pace(
-            base_s=settings.restart_base_s, max_s=settings.restart_max_s, reset_s=settings.restart_reset_s
-        )
         batch, self._pending = self._pending, []
         if not batch:
             return
         try:
+            await self._record(sorted(batch, key=lambda each: (each.owner_uid, each.claim_uid)))
+        except asyncio.CancelledError:  # a caller may go, and others' failures with it; twice does no harm
+            self._pending += batch
+            raise
+
+    async def _record(self, batch: Sequence[Failure]) -> None:
+        """Write them together; one that Postgres refuses must not keep the others from being written."""
+        settings = self.core.settings
+        pace = Pace(
+            base_s=settings.restart_base_s, max_s=settings.restart_max_s, reset_s=settings.restart_reset_s
+        )
+        try:
             async with begin(self.core.engine) as conn:
-                for failure in sorted(batch, key=lambda each: (each.owner_uid, each.claim_uid)):
+                for failure in batch:
                     until = await backoffs.note(conn, failure, pace=pace)
                     log.info("owner waits", owner=failure.owner_uid, until=str(until), why=failure.message)
         except StoreUnavailable as error:
             self._pending += batch
             log.info("owner's wait not recorded yet", error=str(error)[:256])
+        except DBAPIError as error:
+            if len(batch) == 1:
+                log.error("an owner's wait was refused", error=str(error.orig), owner=batch[0].owner_uid)
+                return
+            for failure in batch:
+                await self._record([failure])
 
     def _machine(self, claim: ClaimSpec) -> tuple[Life, Account, Ref] | None:
         """The recorded machine of a rental that is not in release, and the account to ask."""

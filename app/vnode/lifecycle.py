@@ -14,7 +14,7 @@ and its owner's next one waits (a row that placement reads).
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -56,6 +56,7 @@ from app.provisioning.release import POD_DELETED
 from app.provisioning.service import Provisioning
 from app.settings import Settings
 from app.store.blocks import DEFAULT_TTL_S
+from app.store.together import Together
 from app.vnode import restarts, status
 from app.vnode.care import attend
 from app.vnode.course import Course, name_of
@@ -109,6 +110,7 @@ class Lifecycle:
         self._provisioning, self._settings, self._events = provisioning, settings, events
         self._now, self._clock, self._rng = now, clock, rng
         self._courses: dict[str, Course] = {}
+        self._existing = Together(self._claims_exist)
         self._follow, self._rent, self._end, self._care = (self._queue() for _ in range(4))
         self._probes = Prober(
             changed=self.touch,
@@ -417,7 +419,7 @@ class Lifecycle:
         uid, (provider, account) = pod["metadata"]["uid"], self._key
         others = self._claims.by_index(CLAIMS_BY_POD, uid)
         if has_started(pod) or (status.was_placed(pod) and not others):
-            if await self._claim_exists(uid):
+            if await self._existing.answer(uid):
                 return Again(CLAIM_LAG_S)
             # No claim of a living Pod goes but by a person's hand, who may have done it while nobody led.
             # Nobody makes another: a Pod that waited for one would wait for ever.
@@ -431,12 +433,14 @@ class Lifecycle:
             message += f" (NodeClaim {_names(others)} is for another provider or account)"
         return await self._hold(pod, course, message)
 
-    async def _claim_exists(self, pod_uid: str) -> bool:
-        """Whether any claim names the Pod, by a live list: what follows cannot be undone."""
+    async def _claims_exist(self, pod_uids: Collection[str]) -> dict[str, bool]:
+        """Whether any claim names each Pod, by one live list for all: what follows cannot be undone."""
+        exist = dict.fromkeys(pod_uids, False)
         async for page in self._kube.list_pages(paths.nodeclaims()):
-            if any(item["spec"]["podRef"]["uid"] == pod_uid for item in page["items"]):
-                return True
-        return False
+            for item in page["items"]:
+                if (uid := item["spec"]["podRef"]["uid"]) in exist:
+                    exist[uid] = True
+        return exist
 
     async def _hold(
         self, pod: Obj, course: Course, message: str, *, waiting: str = CONFIG_PROBLEM

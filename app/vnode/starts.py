@@ -4,8 +4,8 @@ Each costs money, and the next machine of the same offer would do the same, so w
 before the Pod is told to be over: the place (the host alone, where the cloud names one) is passed over for
 the pool's time, and where the workload itself may be the cause its owner's next Pod waits, longer after each
 failure. Whoever dies in between finds the same machine again and writes the same. A machine that is only not
-heard of is never given up: its deadline counts up to the newest list that showed it booting. A new leader
-counts from its own first look.
+heard of is never given up: its deadline counts up to the newest list that showed it booting. Nor is one that
+came up while its lateness was put on record. A new leader counts from its own first look.
 """
 
 from collections.abc import Callable
@@ -58,6 +58,9 @@ class Starts:
         care, machine = course.care, view.machine
         if machine is None or view.gone:
             return Look()
+        noted = care.start is not None and care.start.late and care.start_noted and care.cut is None
+        if noted and machine.state is not MachineState.BOOTING:  # it came up, or ended, at the last moment
+            care.start, care.start_noted, care.booting_since = None, False, None
         if care.start is not None:
             if care.start_noted and care.start.late and care.cut is None:
                 care.cut = Cut(

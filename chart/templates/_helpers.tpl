@@ -175,10 +175,11 @@ securityContext:
 - {name: NEBULA_SWEEP_MAX_SHARE, value: {{ .Values.sweeper.maxShare | quote }}}
 - {name: NEBULA_SWEEP_MARGIN_S, value: {{ int .Values.sweeper.marginSeconds | quote }}}
 - {name: NEBULA_SWEEP_REPORT_ONLY_S, value: {{ int .Values.sweeper.reportOnlySeconds | quote }}}
+- {name: NEBULA_SWEEP_VOLUMES, value: {{ .Values.sweeper.volumes | quote }}}
 - {name: NEBULA_BILL_EVERY_S, value: {{ int .Values.cost.billEverySeconds | quote }}}
 - {name: NEBULA_CLOSE_AFTER_S, value: {{ int .Values.cost.closeAfterSeconds | quote }}}
 - {name: NEBULA_BUDGET_LOOK_AHEAD_S, value: {{ int .Values.cost.budgetLookAheadSeconds | quote }}}
-{{- $own := dict "sweepMode" "sweeper.mode" "sweepMaxMachines" "sweeper.maxMachines" "sweepMaxShare" "sweeper.maxShare" "sweepMarginS" "sweeper.marginSeconds" "sweepReportOnlyS" "sweeper.reportOnlySeconds" "billEveryS" "cost.billEverySeconds" "closeAfterS" "cost.closeAfterSeconds" "budgetLookAheadS" "cost.budgetLookAheadSeconds" "reportRole" "database.reportRole" "databasePool" "database.pool" "logLevel" "controller.logLevel" "logFormat" "controller.logFormat" }}
+{{- $own := dict "sweepMode" "sweeper.mode" "sweepMaxMachines" "sweeper.maxMachines" "sweepMaxShare" "sweeper.maxShare" "sweepMarginS" "sweeper.marginSeconds" "sweepReportOnlyS" "sweeper.reportOnlySeconds" "sweepVolumes" "sweeper.volumes" "billEveryS" "cost.billEverySeconds" "closeAfterS" "cost.closeAfterSeconds" "budgetLookAheadS" "cost.budgetLookAheadSeconds" "reportRole" "database.reportRole" "databasePool" "database.pool" "logLevel" "controller.logLevel" "logFormat" "controller.logFormat" }}
 {{- range $name, $value := .Values.controller.options }}
 {{- if hasKey $own $name }}
 {{- fail (printf "controller.options.%s: set %s instead" $name (get $own $name)) }}

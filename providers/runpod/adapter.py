@@ -240,7 +240,7 @@ class RunPod:
             return refused
         if orders.wants_ssh(workload) and access is None:
             return Rejection(kind=RejectionKind.INVALID, message="option ssh: this installation has no keys")
-        body = orders.order(attempt, workload, offering=offering, access=access, at=int(time.time()))
+        body = orders.order(attempt, workload, offering=offering, access=access, at=int(self._client.now_s()))
         try:
             async with asyncio.timeout(self._traits.provision_deadline_s):
                 reply = await self._client.call("POST", "/pods", body=body)

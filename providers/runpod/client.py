@@ -74,6 +74,14 @@ class RunPodClient:
             cookie_jar=aiohttp.DummyCookieJar(),
             read_bufsize=_LINE_BYTES_MAX,
         )
+        self._offset_s = 0.0  # as the newest answer told it
+
+    def now_s(self) -> float:
+        """The cloud's clock, in seconds since 1970: what its own times may be compared with.
+
+        Ours, until the first answer came.
+        """
+        return time.time() + self._offset_s
 
     async def call(
         self, method: str, path: str, *, query: Mapping[str, str] | None = None, body: Any = None
@@ -133,7 +141,10 @@ class RunPodClient:
                 method, url, params=query, data=data, headers=headers, allow_redirects=False
             ) as response:
                 raw = await response.read()
-                return _reply(response, raw, began=began)
+                reply = _reply(response, raw, began=began)
+                if reply.clock_offset_s is not None:
+                    self._offset_s = reply.clock_offset_s
+                return reply
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise NotSent(f"{method} {_path(url)}: no connection") from error
         except (aiohttp.ClientError, TimeoutError) as error:

@@ -166,7 +166,7 @@ def order(
 ) -> dict[str, Any]:
     """The body of the create. The identity is in it twice: people rename pods in the console.
 
-    ``at`` is when it is sent, in seconds since 1970.
+    ``at`` is when it is sent, in seconds since 1970, by the cloud's clock: ``createdAt`` is held against it.
     """
     disk = disk_gb(workload)
     env = dict(workload.env) | {IDENTITY_VARIABLE: attempt.identity, DISK_VARIABLE: str(disk)}

@@ -8,6 +8,9 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from app.provisioning.core import Core
+from app.provisioning.keep import Keeper
+from app.settings import load
 from app.store import backoffs, standing
 from app.store.backoffs import Backoff, Failure, Pace
 from app.store.engine import begin
@@ -110,3 +113,31 @@ async def test_an_owner_whose_wait_is_over_is_not_live_and_is_forgotten_later(en
         assert (await standing.read(conn)).backoffs == {}
         assert await backoffs.prune(conn, older_than_s=3600) == 0
         assert await backoffs.prune(conn, older_than_s=1) == 1
+
+
+async def test_a_clouds_words_with_a_nul_in_them_are_taken_without_it(engine: AsyncEngine) -> None:
+    await fail(engine, message="out of\0 memory")
+
+    assert (await row(engine)).message == "out of memory"
+
+
+async def test_a_failure_that_the_database_refuses_loses_no_other_owners_wait(engine: AsyncEngine) -> None:
+    nobody: Any = None
+    keeper = Keeper(
+        core=Core(
+            accounts=nobody,
+            inventory=nobody,
+            offerings=nobody,
+            engine=engine,
+            settings=load({}, {}),
+            installation="i",
+            leadership=nobody,
+        )
+    )
+    keeper._pending = [replace(FAILURE, owner_uid="bad\0"), replace(FAILURE, owner_uid="rs-2")]
+
+    await keeper.note(FAILURE)
+
+    assert keeper._pending == []
+    async with begin(engine) as conn:
+        assert set((await standing.read(conn)).backoffs) == {"rs-1", "rs-2"}

@@ -52,8 +52,8 @@ async def test_fc_045_a_duty_that_is_over_ends_all_of_them(how: str):
 async def test_fc_045_a_watch_that_stands_still_is_told_to_whoever_can_restart_the_process():
     watches = Watches()
     caches: Any = [
-        SimpleNamespace(path="/api/v1/pods", silent_s=1.0),
-        SimpleNamespace(path="/x", silent_s=2.0),
+        SimpleNamespace(path="/api/v1/pods", silent_s=1.0, unanswered_s=1.0),
+        SimpleNamespace(path="/x", silent_s=2.0, unanswered_s=2.0),
     ]
     (port,) = free_ports(1)
     health = Health(f"127.0.0.1:{port}", checks={}, shown={}, live={"watches": watches.stale})
@@ -72,7 +72,7 @@ async def test_fc_045_a_watch_that_stands_still_is_told_to_whoever_can_restart_t
     try:
         with watches.of_a_term(caches):
             assert await asked("/healthz") == (200, "ok\n")
-            caches[0].silent_s = duties.STALE_S + 1
+            caches[0].silent_s = caches[0].unanswered_s = duties.STALE_S + 1
             status, text = await asked("/healthz")
             assert 'nebula_watch_silence_seconds{watch="/api/v1/pods"} 301.0' in (await asked("/metrics"))[1]
         after = await asked("/healthz")
@@ -83,3 +83,11 @@ async def test_fc_045_a_watch_that_stands_still_is_told_to_whoever_can_restart_t
     assert status == 503
     assert text == "watches: nothing was heard of /api/v1/pods for 301 s\n"
     assert after == (200, "ok\n")  # whoever does not lead has no watches
+
+
+def test_fc_045_a_watch_that_the_server_refuses_ends_nobody():
+    watches = Watches()
+    refused: Any = SimpleNamespace(path="/x", silent_s=duties.STALE_S + 1, unanswered_s=3.0)
+
+    with watches.of_a_term([refused]):
+        assert watches.stale() is None

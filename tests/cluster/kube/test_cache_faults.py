@@ -64,6 +64,22 @@ async def test_a_server_that_expires_every_watch_is_asked_ever_more_seldom(scrip
     assert min(pauses[7:12]) >= 30.0
 
 
+async def test_fc_045_a_watch_that_is_refused_is_stale_and_no_reason_for_a_restart(scripted, told):
+    """The next process would be refused as well."""
+    scripted.refuse_every_watch = 403
+    enough = asyncio.Event()
+
+    async def sleep(delay_s: float) -> None:
+        enough.set()
+        await asyncio.Event().wait()
+
+    cache = Cache(told, PATH, sleep=sleep)
+    async with running(cache):
+        await asyncio.wait_for(enough.wait(), timeout=20)
+
+        assert cache.unanswered_s < cache.silent_s
+
+
 async def test_a_server_that_ends_every_watch_at_once_is_asked_ever_more_seldom(scripted, told):
     pauses: list[float] = []
 
