@@ -185,7 +185,7 @@ async def test_fx_05_ending_what_is_over_already_is_done_and_no_error(pair: Pair
 
     for _ in range(2):
         assert await pair.provider.terminate(accepted.ref) in (Terminated.ACCEPTED, Terminated.NOT_FOUND)
-    assert await pair.cloud.alive() == []
+    assert machine not in {one["id"] for one in await pair.cloud.alive()}
 
 
 async def test_a_machine_that_broke_failed_without_a_code(pair: Pair):

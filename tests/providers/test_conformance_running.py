@@ -399,8 +399,8 @@ async def test_a_workload_hears_that_it_is_to_end_and_its_own_code_counts(pair: 
 
 
 async def test_a_machine_that_is_terminated_leaves_no_process(pair: Pair):
-    ref = await running(pair, "setsid sleep 601 & setsid sleep 602 & sleep 603")
-    mark = f"FAKE_MACHINE={ref.resource_id}"
+    ref = await running(pair, "echo $HOME; setsid sleep 601 & setsid sleep 602 & sleep 603")
+    mark = await _mark(pair, ref)
     await until(lambda: len(_marked(mark)) >= 3)
 
     await pair.provider.terminate(ref)
@@ -410,13 +410,22 @@ async def test_a_machine_that_is_terminated_leaves_no_process(pair: Pair):
 
 async def test_a_cloud_that_is_killed_leaves_no_process(new_pair: NewPair, row: Row):
     pair = await new_pair()
-    ref = await running(pair, "setsid sleep 604 & sleep 605")
-    mark = f"FAKE_MACHINE={ref.resource_id}"
+    ref = await running(pair, "echo $HOME; setsid sleep 604 & sleep 605")
+    mark = await _mark(pair, ref)
     await until(lambda: len(_marked(mark)) >= 2)
 
     await pair.cloud.kill()
 
     await until(lambda: not _marked(mark))
+
+
+async def _mark(pair: Pair, ref: Ref) -> str:
+    """By its folder: another test's cloud on this computer may have a machine of the same id."""
+    home = b""
+    async with asyncio.timeout(20):
+        while not home.endswith(b"\n"):
+            home = joined(await output(pair, ref, follow=False), "stdout")
+    return f"FAKE_MACHINE_FOLDER={home.decode().strip()}"
 
 
 def _marked(mark: str) -> list[int]:

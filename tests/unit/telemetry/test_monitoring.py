@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -32,10 +33,21 @@ def labels_by_series() -> dict[str, set[str]]:
         for name in REGISTRY._collector_to_names[collector]:
             found[name] = set(getattr(collector, "_labelnames", ()) or ())
     row = dict.fromkeys(("provider", "nodepool", "namespace", "accelerator", "capacity_type"), "x")
-    row |= {"phase": "x", "kind": "x", "budget": "x"}
-    numbers = ("usd_per_hour", "cost", "list_cost", "gpu_seconds", "value", "open", "unpriced", "delta")
-    rows = [row | dict.fromkeys((*numbers, "price_age_s", "lag_s", "used_ratio", "exhausted_s"), 1)]
-    snapshot = Snapshot(burn=rows, cost=rows, credit=rows, health=rows, budgets=rows, reconciliation=rows)
+    row |= dict.fromkeys(("phase", "kind", "budget", "account", "reason"), "x")
+    numbers = (
+        "usd_per_hour",
+        "cost",
+        "list_cost",
+        "gpu_seconds",
+        "value",
+        "open",
+        "unpriced",
+        "delta",
+        "usd",
+    )
+    others = ("price_age_s", "lag_s", "used_ratio", "exhausted_s", "age_s", "runway_s")
+    rows = [row | dict.fromkeys((*numbers, *others), 1)]
+    snapshot = Snapshot(**{field.name: rows for field in fields(Snapshot)})
     for metric in Shown(snapshot=snapshot).collect():
         for sample in metric.samples:
             found[sample.name] = set(sample.labels)
