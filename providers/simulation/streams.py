@@ -27,7 +27,8 @@ _TICKET_S = 30.0
 _FRAME_BYTES_MAX = 1 << 20
 _BUFFER_BYTES = 256 * 1024
 _LOOK_S = 0.5
-_ESTABLISHED = 1
+_ESTABLISHED, _CLOSED = 1, 7  # states of TCP
+_KEEPALIVE_S = 5
 _DRAIN_S = 0.5  # for what a background child of an ended process may still say
 
 
@@ -178,6 +179,22 @@ class Wire:
                 if sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != _ESTABLISHED:
                     return
 
+    async def dead(self) -> None:
+        """Return when the client can hear nothing any more: that it has said its last is not enough.
+
+        After its end of input nobody reads from it, so that its end is seen in the connection's state alone;
+        one that closed in order, and not by a reset, is found out by keep-alive, within about a minute.
+        """
+        sock = self._writer.get_extra_info("socket")
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_S)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_S)
+            while True:
+                if sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _CLOSED:
+                    return
+                await asyncio.sleep(_LOOK_S)
+
     async def gone(self) -> None:
         """Return when the client has left; whatever it says until then is ignored."""
         with contextlib.suppress(OSError):
@@ -260,7 +277,10 @@ async def serve_process(wire: Wire, process: Process) -> None:
 
 
 async def serve_port(wire: Wire, port: int | None) -> None:
-    """Bare bytes both ways, each direction ended on its own; one byte first says whether anybody listens."""
+    """Bare bytes both ways, each direction ended on its own; one byte first says whether anybody listens.
+
+    It ends with the client also where the port stays open and says nothing.
+    """
     try:
         if port is None:
             raise ConnectionRefusedError
@@ -282,12 +302,16 @@ async def serve_port(wire: Wire, port: int | None) -> None:
         wire.end_output()
 
     copying = [asyncio.create_task(there()), asyncio.create_task(back())]
+    both, dead = asyncio.gather(*copying), asyncio.create_task(wire.dead())
+    watched: list[asyncio.Future[Any]] = [both, dead]
     try:
-        await asyncio.gather(*copying)
+        await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
+        if both.done():
+            both.result()
     finally:
-        for task in copying:
+        for task in (*copying, dead):
             task.cancel()
-        await asyncio.gather(*copying, return_exceptions=True)
+        await asyncio.gather(*copying, both, dead, return_exceptions=True)
         writer.close()
 
 
