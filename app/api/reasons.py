@@ -58,6 +58,7 @@ class ClaimReason(StrEnum):
     """Reasons of a NodeClaim's condition, and of Events about one."""
 
     PROVIDER_NOT_CONFIGURED = "ProviderNotConfigured"  # its machine may run on where nobody can end it
+    MACHINE_IN_DOUBT = "MachineInDoubt"  # only a person can tell whether one is its machine or a copy
     UNREADABLE = "UnreadableClaim"  # it does not follow our schema
 
 

@@ -12,7 +12,7 @@ CLAIMS = Gauge(
 )
 KEPT = Gauge(
     "nebula_claims_unreleasable",
-    "NodeClaims being deleted whose provider account is not configured: their machines may still run.",
+    "NodeClaims that only a person can let go (account not configured, machine in doubt): machines may run.",
     ("provider",),
 )
 

@@ -23,6 +23,14 @@ _OVER = (MachineState.EXITED, MachineState.GONE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Why release cannot go on without a person, and under which reason that is told."""
+
+    reason: ClaimReason
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sight:
     """What there is to show, and what of it is worth a write now.
 
@@ -34,7 +42,7 @@ class Sight:
     shown: bool
     leaving: bool
     over: bool = False
-    finding: str | None = None
+    finding: Finding | None = None
 
 
 def committed(view: View) -> bool:
@@ -64,8 +72,8 @@ def claim_status(claim: Obj, spec: ClaimSpec, sight: Sight, *, now: datetime) ->
             held,
             type=ClaimCondition.RELEASED,
             status="False",
-            reason=ClaimReason.PROVIDER_NOT_CONFIGURED,
-            message=sight.finding,
+            reason=sight.finding.reason,
+            message=sight.finding.message,
             now=now,
         )
     elif any(each["type"] == ClaimCondition.RELEASED for each in held):

@@ -13,6 +13,7 @@ import structlog
 from app.api.keys import CLAIM_FINALIZER
 from app.api.reasons import ClaimPhase, ClaimReason
 from app.claims import metrics
+from app.claims.projection import Finding
 from app.claims.telling import Telling
 from app.claims.track import Track, Tracks, leaving
 from app.kube import paths
@@ -95,8 +96,8 @@ class Releases:
             claim=spec.name, claim_uid=uid, pod=f"{spec.pod_namespace}/{spec.pod_name}"
         ):
             release = await self._provisioning.release(spec, port=self._port, reason=track.reason)
+            self._judge(obj, spec, track, release)
             if isinstance(release, Releasing):
-                self._judge(obj, spec, track, release)
                 return Again(release.after_s)
             assert isinstance(release, Released)
             if not track.released and (obj.get("status") or {}).get("phase") != ClaimPhase.TERMINATED:
@@ -107,27 +108,38 @@ class Releases:
             self._changed(uid)
             return None
 
-    def _judge(self, obj: Obj, spec: ClaimSpec, track: Track, release: Releasing) -> None:
-        """Whether only a person can help: the machine's account is in nobody's configuration, or not ours."""
+    def _judge(self, obj: Obj, spec: ClaimSpec, track: Track, release: Release) -> None:
+        """Whether only a person can help: the machine's account is in nobody's configuration, or not ours, or
+        what may be its machine may as well be somebody's copy.
+        """
         finding = None
-        if release.why is Why.NO_ACCOUNT and spec.key not in self._configured:
-            finding = (
-                f"provider {spec.provider} (account {spec.account}) is not configured any more: its"
-                " machine can neither be ended nor shown to be gone; configure it again, and the claim goes"
+        if isinstance(release, Released):
+            pass
+        elif release.why is Why.NO_ACCOUNT and spec.key not in self._configured:
+            finding = Finding(
+                reason=ClaimReason.PROVIDER_NOT_CONFIGURED,
+                message=f"provider {spec.provider} (account {spec.account}) is not configured any more: its"
+                " machine can neither be ended nor shown to be gone; configure it again, and the claim goes",
             )
         elif release.why is Why.WRONG_ACCOUNT:
-            finding = (
-                f"{release.message}: it can neither be ended nor shown to be gone; give"
-                f" {spec.provider} that account's credential again, and the claim goes"
+            finding = Finding(
+                reason=ClaimReason.PROVIDER_NOT_CONFIGURED,
+                message=f"{release.message}: it can neither be ended nor shown to be gone; give"
+                f" {spec.provider} that account's credential again, and the claim goes",
+            )
+        elif release.why is Why.UNKNOWN:
+            finding = Finding(
+                reason=ClaimReason.MACHINE_IN_DOUBT,
+                message=f"{release.message}, and the claim goes; until then it may cost money",
             )
         if finding == track.finding:
             return
         if finding is not None:
-            log.error("a claim cannot be released", provider=spec.provider, account=spec.account, why=finding)
-            self._events.note(
-                obj, type="Warning", reason=ClaimReason.PROVIDER_NOT_CONFIGURED, message=finding
-            )
-            metrics.KEPT.labels(spec.provider).inc()
+            why = finding.message
+            log.error("a claim cannot be released", provider=spec.provider, account=spec.account, why=why)
+            self._events.note(obj, type="Warning", reason=finding.reason, message=why)
+            if track.finding is None:
+                metrics.KEPT.labels(spec.provider).inc()
         elif track.finding is not None:
             metrics.KEPT.labels(spec.provider).dec()
         track.finding = finding

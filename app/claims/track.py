@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from app.claims.projection import Sight
+from app.claims.projection import Finding, Sight
 from app.kube.cache import Cache
 from app.kube.client import Obj
 from app.provisioning.model import Refused
@@ -43,7 +43,7 @@ class Track:
     over_since: float | None = None
     reason: str = CLAIM_DELETED
     finished: bool = False
-    finding: str | None = None
+    finding: Finding | None = None
     refusal: Refused | None = None
     lost: bool = False
     released: bool = False

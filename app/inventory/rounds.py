@@ -147,14 +147,15 @@ class Inventory:
             for known in self.of_claim(uid)
         )
 
-    def doubt(self, uid: ClaimUid, place: Place, *, attempts: Iterable[int]) -> ResourceId | None:
-        """A machine that may be one of these attempts', and may as well be somebody's copy (`Machine.maybe`).
+    def doubt(self, uid: ClaimUid, place: Place, *, sequences: Iterable[int]) -> ResourceId | None:
+        """A machine that one of the attempts with these sequences may have made, and that may as well be
+        somebody's copy (`Machine.maybe`).
 
         It counts until a complete round does not show it so any more.
         """
-        wanted = frozenset(attempts)
+        wanted = frozenset(sequences)
         for resource_id, (identity, _) in self._doubts.get(place, {}).items():
-            if identity.claim_uid == uid and identity.attempt in wanted:
+            if identity.claim_uid == uid and identity.sequence in wanted:
                 return resource_id
         return None
 

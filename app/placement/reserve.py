@@ -40,7 +40,17 @@ from app.placement.telling import Events, Teller
 from app.placement.terms import Terms
 from app.placement.waiting import Key
 from app.provisioning import metrics
-from app.provisioning.model import ClaimSpec, Outcome, Over, Refused, Release, Released, Waiting, Why
+from app.provisioning.model import (
+    ClaimSpec,
+    Outcome,
+    Over,
+    Refused,
+    Release,
+    Released,
+    Releasing,
+    Waiting,
+    Why,
+)
 from app.provisioning.service import Provisioning
 from app.settings import Settings
 from app.store.blocks import Block, Cause
@@ -445,18 +455,14 @@ class Reserve:
     def _is_off(self, course: Course, release: Release, spec: ClaimSpec) -> bool:
         """Whether nothing more is to be had of the claim, so that the next one cannot make a second machine.
 
-        An order of which nobody knows is waited for as long as the pool says, counted from when it was made.
-        One that nobody can even ask about (its account is not ours to open) is waited for as long, from then.
+        An order that nobody can even ask about (its account is not ours to open) is waited for as long as the
+        pool says, counted from when that was so first; for the others see `off`.
         """
-        if isinstance(release, Released):
-            return True
-        if release.why in (Why.NO_ACCOUNT, Why.WRONG_ACCOUNT):
+        if isinstance(release, Releasing) and release.why in (Why.NO_ACCOUNT, Why.WRONG_ACCOUNT):
             since = course.astray.setdefault(spec.uid, self._clock())
             return self._clock() - since >= self._terms.unknown_s(spec)
         course.astray.pop(spec.uid, None)
-        if release.why is not Why.TERMINATING or not release.accepted:
-            return False
-        return release.unknown_s == 0 or release.unknown_s >= self._terms.unknown_s(spec)
+        return off(release, unknown_s=self._terms.unknown_s(spec))
 
     # --- small things ---------------------------------------------------------------------------
 
@@ -477,3 +483,16 @@ class Reserve:
                 ago_s = max(0.0, (self._now() - ordered).total_seconds())
             course.queued_since = self._clock() - ago_s
         return course.queued_since + self._terms.reserve_s(spec) - self._clock()
+
+
+def off(release: Release, *, unknown_s: float) -> bool:
+    """Whether the cloud has taken every terminate, and no order is left of which somebody may still hear.
+
+    One of which nobody knows what came of it, or of which only a person can tell (`Why.UNKNOWN`), is waited
+    for ``unknown_s`` seconds, counted from when it was made.
+    """
+    if isinstance(release, Released):
+        return True
+    if release.why not in (Why.TERMINATING, Why.UNKNOWN) or not release.accepted:
+        return False
+    return release.unknown_s == 0 or release.unknown_s >= unknown_s

@@ -111,10 +111,11 @@ class Core:
         A pod that a person has renamed, and a person's copy of a pod, look alike. So neither is ended, and
         nothing else is rented for the claim, until a person has said which it is.
         """
-        attempts = [attempt.number for attempt in rows.unsettled()]
+        # Not by their numbers: an attempt whose row was lost is written down again with another one.
+        sequences = [attempt.sequence for attempt in rows.unsettled()]
         recorded = {run.resource_id for run in rows.runs}
         for place in places:
-            found = self.inventory.doubt(claim.uid, place, attempts=attempts)
+            found = self.inventory.doubt(claim.uid, place, sequences=sequences)
             if found is not None and found not in recorded:
                 doubt = (
                     f"machine {found} may be the one that an unanswered request made, under another name:"

@@ -341,8 +341,8 @@ class Follower:
                 if epoch is not None:
                     if loaded != epoch:
                         await self._load()
-                        loaded = epoch
                         await self._recall_regions()
+                        loaded = epoch
                     await self._confirm_accounts()
                     await self._keep_all()
                     await self._close_strays()
@@ -377,7 +377,7 @@ class Follower:
     async def _load(self) -> None:
         """Take over what the rows say, also where it is less than before: a store may be restored."""
         core = self._core
-        before = [uid for uid, life in core.lives.items() if life.state in ("open", "live", "ending")]
+        before = [uid for uid, life in core.lives.items() if life.has_row]
         async with begin(core.engine) as conn:
             rows = await rentals.recorded(conn)
             core.recorded_accounts = await rentals.open_run_accounts(conn)
@@ -391,8 +391,9 @@ class Follower:
         for place, refs in _by_place(core, shown).items():
             core.inventory.expect(place, refs)
         there = {row.claim_uid for row in rows}
-        for uid, life in core.lives.items():
-            if uid not in there and life.state in ("open", "live", "ending"):
+        for uid in before:  # whatever was rented since then is no news of the rows
+            life = core.lives.get(uid)
+            if life is not None and uid not in there and life.has_row:
                 life.state, life.ref, life.recalled, life.judged = None, None, False, False
                 core.notify(uid)  # whoever asked for it asks again, and the rows are made anew
         for row in rows:
@@ -426,7 +427,7 @@ class Follower:
     def _restore(self, row: Recorded) -> Life:
         core = self._core
         life = core.lives.get(row.claim_uid) or core.life(claim_from_columns(dict(row.values)))
-        life.state = row.state
+        life.state, life.intending = row.state, False
         if row.resource_id is not None:
             life.ref = Ref(
                 provider=row.values["provider"],

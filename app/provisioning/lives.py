@@ -22,10 +22,12 @@ class Life:
 
     ``ending_epoch``: the epoch under which this process has committed ``ending``. ``parted``: the last whole
     pass of `release` found that the cloud has taken every terminate, and only lists are missing.
+    ``intending``: it is called open for an intent that nobody has answered yet, so there may be no row.
     """
 
     claim: ClaimSpec
     state: str | None = None
+    intending: bool = False
     ref: Ref | None = None
     hint: Ref | None = None  # what the claim's status names; shown to people, and never acted on as it is
     recalled: bool = False
@@ -57,6 +59,11 @@ class Life:
     def is_own(self, ref: Ref) -> bool:
         """Whether it was shown under the claim's own provider and account."""
         return (ref.provider, ref.account) == self.claim.key
+
+    @property
+    def has_row(self) -> bool:
+        """Whether the store has told of a rental that has not ended."""
+        return self.state in ("live", "ending") or (self.state == "open" and not self.intending)
 
     @property
     def key(self) -> AccountKey:

@@ -135,7 +135,7 @@ class Renter:
             return self._wait(life, Why.NO_ACCOUNT, wrong)
 
         rows = await core.load(claim)
-        life.state = rows.state
+        life.state, life.intending = rows.state, False
         if rows.state in ("ending", "ended"):
             return Over()
         if rows.state == "live":
@@ -287,7 +287,9 @@ class Renter:
 
         await call.account.budget.take(Urgency.RENT)  # before the intent: waiting must not use up its time
         began = core.clock()  # before the insert is sent: send_by is later than began + window for certain
-        life.state = life.state or "open"  # its answer may get lost, and the claim be gone by then
+        # The answer may get lost, and the claim be gone by then; without one there may be no row either.
+        life.intending = life.state is None
+        life.state = life.state or "open"
         reach("intent.before")
         async with single(core.engine) as conn:
             send_by = await rentals.intend(
@@ -305,6 +307,7 @@ class Renter:
         reach("intent.after")
         if send_by is None:
             return self._wait(life, Why.RETRY, "the rental changed, or another replica leads")
+        life.intending = False
         core.written.setdefault(claim.uid, set()).add(sequence)
         if number == 1 and not marked:  # nothing was ever sent for it, so no earlier round can have shown it
             life.recalled = True

@@ -171,13 +171,13 @@ RENTAL_COLUMNS = (
     "accelerator",
 )
 _RENTAL = f"insert into rental ({', '.join(RENTAL_COLUMNS)}, state, epoch)"
-_RENTAL_VALUES = f"values ({', '.join(':' + name for name in RENTAL_COLUMNS)}"
-
-_OPEN = text(f"""
+# Made by the leader alone: a row of somebody who has lost the Lease would be kept open by nobody.
+_OPENED = f"""
     {_RENTAL} select {", ".join(":" + name for name in RENTAL_COLUMNS)}, 'open', :epoch
     from installation where epoch = :epoch
-    on conflict (claim_uid) do nothing
-""")
+"""
+
+_OPEN = text(f"{_OPENED} on conflict (claim_uid) do nothing")
 
 
 async def open_rental(conn: AsyncConnection, claim: Mapping[str, str], *, epoch: int) -> None:
@@ -187,8 +187,7 @@ async def open_rental(conn: AsyncConnection, claim: Mapping[str, str], *, epoch:
 
 _INTENT = text(f"""
     with row as (
-        {_RENTAL} {_RENTAL_VALUES}, 'open', :epoch)
-        on conflict (claim_uid) do update set epoch = rental.epoch
+        {_OPENED} on conflict (claim_uid) do update set epoch = rental.epoch
         returning state
     )
     insert into provision_attempt (claim_uid, number, sequence, identity, request_hash, provider, account,
@@ -218,7 +217,8 @@ async def intend(
 ) -> datetime | None:
     """Lock the rental (made open if missing) and insert an attempt; its ``send_by``, or None if not allowed.
 
-    Not allowed: the rental is not open, the epoch is not ours, or an attempt is unsettled.
+    Not allowed: the rental is not open, the epoch is not ours (then no rental is made, either), or an attempt
+    is unsettled.
     """
     values = {
         **claim,

@@ -81,6 +81,7 @@ async def test_a_pod_that_is_renamed_before_its_create_was_answered_is_neither_d
     await world.until("who asks is told", lambda: _told(controller, "under another name"))
     await world.delete_pods("only")
     await world.until("the claim is being released", lambda: _releasing(world))
+    await world.until("the claim says what it waits for", lambda: _in_doubt(world))
     calls = (await world.cloud.truth())["calls"]["list"]
     await world.until("lists show it again and again", lambda: _listed(world, calls + 10))
     (there,) = await world.cloud.alive()
@@ -108,3 +109,11 @@ async def _told(controller: Controller, text: str) -> bool:
 async def _releasing(world: World) -> bool:
     claims = await world.claims()
     return bool(claims) and all("deletionTimestamp" in claim["metadata"] for claim in claims)
+
+
+async def _in_doubt(world: World) -> bool:
+    (claim,) = await world.claims()
+    conditions = (claim.get("status") or {}).get("conditions") or []
+    return ("Released", "False", "MachineInDoubt") in [
+        (each["type"], each["status"], each["reason"]) for each in conditions
+    ]

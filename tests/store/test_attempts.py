@@ -147,3 +147,27 @@ async def test_a_marked_attempt_takes_the_place_of_an_older_one_of_its_number(en
         assert (await rentals.load(conn, UID, provider="fake", account="default")).attempts[
             0
         ].send_by == newer
+
+
+async def test_an_intent_of_an_epoch_that_is_over_makes_no_rental(engine: AsyncEngine):
+    """Whoever has lost the Lease would leave a row that is open for nobody."""
+    async with begin(engine) as conn:
+        await get_or_create(conn, new_id="aaaaaaaaaa")
+        former = await next_epoch(conn, 0)
+        await next_epoch(conn, former)
+
+        sent = await rentals.intend(
+            conn,
+            CLAIM,
+            epoch=former,
+            number=1,
+            sequence=1,
+            identity="nb-1",
+            request_hash="h",
+            shape="h100x1",
+            ceiling=Decimal(4),
+            window_s=30.0,
+        )
+
+        assert sent is None
+        assert await rentals.without_row(conn, [UID]) == [UID]

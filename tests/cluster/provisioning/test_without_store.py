@@ -9,12 +9,14 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from app.inventory.identity import new_installation
 from app.kube import paths
+from app.kube.claims import ClaimDoor
 from app.kube.client import Kube
-from app.provisioning.model import Releasing, Waiting, Why
+from app.provisioning.model import ClaimSpec, LiveClaim, Releasing, Waiting, Why
 from app.store.devserver import DevPostgres
 from app.store.engine import create_engine
+from app.store.installation import next_epoch
 from app.store.migrate import migrate
-from tests.cluster.provisioning.conftest import Bench
+from tests.cluster.provisioning.conftest import POLICY, WORKLOAD, Bench
 from tests.support.clouds import FakeCloud
 
 
@@ -56,6 +58,39 @@ async def test_without_a_store_nothing_is_rented(bench: Bench, server: DevPostgr
         live = await bench.door.look(claim)
         assert live is not None
         assert live.mark is None
+
+
+async def test_a_store_that_goes_right_before_an_intent_has_lost_no_rows(bench: Bench, server: DevPostgres):
+    """Its rental was never written down: the next term must not hold the sweeps as after a restore."""
+
+    class Door(ClaimDoor):
+        async def look(self, claim: ClaimSpec) -> LiveClaim | None:
+            live = await super().look(claim)
+            await asyncio.to_thread(server.stop)
+            return live
+
+    async with bench.running():
+        await bench.rented(await bench.claim())  # draws the numbers of the next orders, too
+        claim = await bench.claim()
+        door = Door(bench.kube.room("test"))
+        outcome = await bench.provisioning.ensure(claim, WORKLOAD, port=door, policy=POLICY)
+        assert isinstance(outcome, Waiting)
+        assert outcome.why is Why.NO_STORE
+        assert bench.provisioning.view(claim.uid).state == "open"
+        path = paths.nodeclaim(claim.name)
+        await bench.kube.patch(path, {"metadata": {"finalizers": None}}, kind="merge")
+        await bench.kube.delete(path)
+
+        await asyncio.to_thread(server.start)
+        async with bench.engine.begin() as conn:
+            bench.leader.epoch = await next_epoch(conn, bench.leader.epoch or 0)
+
+        told = await bench.until_row(
+            "select held_reason from installation where held_since is not null or exists"
+            " (select from rental where claim_uid = :uid and state = 'ended')",
+            uid=claim.uid,
+        )
+        assert told.held_reason is None
 
 
 async def test_without_a_store_teardown_goes_on_but_the_claim_stays(bench: Bench, server: DevPostgres):

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from app.api.reasons import ClaimReason
 from app.claims.pools import pool_status
-from app.claims.projection import Sight, binding_status, claim_status, phase
+from app.claims.projection import Finding, Sight, binding_status, claim_status, phase
 from app.provisioning.model import ClaimSpec, Refused, View
 from providers.base import (
     ClaimUid,
@@ -42,7 +43,9 @@ def a_machine(state: MachineState = MachineState.RUNNING, **more: Any) -> Machin
     return Machine(ref=REF, identity="nb", state=state, endpoint="10.0.0.1:80", **more)
 
 
-def a_sight(*, shown: bool = True, leaving: bool = False, finding: str | None = None, **view: Any) -> Sight:
+def a_sight(
+    *, shown: bool = True, leaving: bool = False, finding: Finding | None = None, **view: Any
+) -> Sight:
     return Sight(
         view=View(**{"state": "live", "ref": REF, "machine": a_machine(), **view}),
         shown=shown,
@@ -106,11 +109,13 @@ def test_a_region_without_a_name_is_written_as_such():
     assert claim_status(a_claim(), SPEC, a_sight(ref=ref), now=NOW)["region"] == ""
 
 
-def test_a_finding_comes_as_a_condition_and_goes_with_its_cause():
-    found = claim_status(a_claim(), SPEC, a_sight(finding="no such provider"), now=NOW)
+@pytest.mark.parametrize("reason", [ClaimReason.PROVIDER_NOT_CONFIGURED, ClaimReason.MACHINE_IN_DOUBT])
+def test_a_finding_comes_as_a_condition_with_its_reason_and_goes_with_its_cause(reason: ClaimReason):
+    finding = Finding(reason=reason, message="a person is needed")
+    found = claim_status(a_claim(), SPEC, a_sight(finding=finding), now=NOW)
     mended = claim_status(a_claim(conditions=found["conditions"]), SPEC, a_sight(), now=NOW)
 
-    assert said(found) == {"Released": ("False", "ProviderNotConfigured")}
+    assert said(found) == {"Released": ("False", reason.value)}
     assert mended["conditions"] == []
     assert "conditions" not in claim_status(a_claim(), SPEC, a_sight(), now=NOW)
 
