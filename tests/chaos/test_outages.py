@@ -86,6 +86,7 @@ async def test_postgres_restarted_while_pods_end_and_begin_loses_and_doubles_not
         await world.one_machine_for_each_pod()
 
     await world.each_attempt_was_sent_once()
+    assert not await world.rows("select 1 from installation where held_since is not null")
     await world.delete_pods("c1", "c2", "c3")
     await world.until_nothing_is_left()
 
