@@ -20,16 +20,24 @@ class Question:
     query: str
 
 
+# The UTC days that the period has a part of; its end is no part of it.
 _DAYS = """day >= (cast(:since as timestamptz) at time zone 'UTC')::date
-    and day <= (cast(:until as timestamptz) at time zone 'UTC')::date"""
+    and day <= ((cast(:until as timestamptz) at time zone 'UTC') - interval '1 microsecond')::date"""
 
 QUESTIONS: Mapping[str, Question] = {
     "waste": Question(
         about="What was paid while no workload ran, by reason and namespace.",
         query="""
-select reason, namespace, sum(effective_cost) as usd, sum(gpu_seconds) / 3600 as gpu_hours,
-    count(distinct run_id) as machines
-from charge_daily(:zone) where starts >= :since and starts < :until and reason <> 'useful'
+select c.reason, c.namespace,
+    sum(case when c.is_instant then c.effective_once
+        else c.effective_usd_per_hour * t.seconds end) / 3600 as usd,
+    sum(case when c.is_instant then 0 else c.gpus * t.seconds end) / 3600 as gpu_hours,
+    count(distinct c.run_id) as machines
+from charge_use c cross join lateral (
+    select extract(epoch from least(c.charge_period_end, cast(:until as timestamptz))
+        - greatest(c.charge_period_start, cast(:since as timestamptz))) as seconds
+) t
+where c.period && tstzrange(:since, :until) and (t.seconds > 0 or c.is_instant) and c.reason <> 'useful'
 group by 1, 2 order by 3 desc nulls last, 1, 2""",
     ),
     "spot": Question(

@@ -51,10 +51,13 @@ def set_override(
     database_url: str | None, usd_per_hour: str, since: str | None, until: str | None, **rest: Any
 ) -> None:
     """Set the price of machines; one that holds at its beginning ends there."""
+    begins, ends = _moment("--from", since) or datetime.now(UTC), _moment("--to", until)
+    if ends is not None and ends <= begins:
+        raise click.UsageError("--to must be after --from (which is now, unless it is given)")
     values = rest | {
         "usd_per_hour": _dollars("--usd-per-hour", usd_per_hour),
-        "since": _moment("--from", since) or datetime.now(UTC),
-        "until": _moment("--to", until),
+        "since": begins,
+        "until": ends,
         "set_by": getpass.getuser(),
     }
     number = _write(database_url, "override", values)

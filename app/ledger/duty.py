@@ -10,7 +10,7 @@ from typing import Any, Protocol, cast
 import structlog
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from app.inventory.accounts import Account, Accounts
 from app.inventory.budget import Urgency
@@ -175,9 +175,17 @@ class Ledger:
         async with begin(self._engine) as conn:
             await ledger_periods.sum_months(conn, epoch=epoch)
         async with begin(self._engine) as conn:
-            await ledger_periods.archive(conn, epoch=epoch)
-        async with begin(self._engine) as conn:
-            await ledger_periods.drop_old(conn, keep_months=self._settings.segments_keep_months, epoch=epoch)
+            await ledger_periods.make_partitions(conn, epoch=epoch)
+        await self._until_none(lambda conn: ledger_periods.archive(conn, epoch=epoch))
+        keep = self._settings.segments_keep_months
+        await self._until_none(lambda conn: ledger_periods.drop_old(conn, keep_months=keep, epoch=epoch))
+
+    async def _until_none(self, work: Callable[[AsyncConnection], Awaitable[object]]) -> None:
+        """Again and again, each in a short transaction, until there is nothing left."""
+        while True:
+            async with begin(self._engine) as conn:
+                if not await work(conn):
+                    return
 
     async def balances(self, epoch: int) -> None:
         """What is left of accounts that are paid in advance -> rows."""

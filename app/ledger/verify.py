@@ -11,6 +11,12 @@ from app.store.engine import database_now
 from app.store.ledger import rules_from_json
 
 AT_ONCE = 500
+# By the rules, and by the name of its accelerator, that were used.
+_USED = """
+    select l.run_id, l.rules,
+        case when s.accelerator <> '' then s.accelerator || ':' || s.accelerator_count end as named
+    from ledger_run l left join label_set s on s.id = l.label_set_id
+"""
 
 
 async def verify(conn: AsyncConnection) -> list[str]:
@@ -40,17 +46,16 @@ async def verify(conn: AsyncConnection) -> list[str]:
 
 async def _derived_again(conn: AsyncConnection) -> list[str]:
     now, prices = await database_now(conn), await ledger.prices(conn)
-    used = {
-        row["run_id"]: rules_from_json(row["rules"])
-        for row in await costs.rows(conn, "select run_id, rules from ledger_run")
-    }
+    used = {row["run_id"]: row for row in await costs.rows(conn, _USED)}
     ids = sorted(used)
     covers = covers_of(await ledger.lasting(conn), (), prices, now=now) if prices.commitments else {}
     wrong = []
     for start in range(0, len(ids), AT_ONCE):
         for due in await ledger.derivable(conn, ids[start : start + AT_ONCE]):
             mine = replace(prices, commitments=covers.get(due.run.id, ()))
-            changes = changes_of(due, mine, now=now, rules=used[due.run.id])
+            before = used[due.run.id]
+            named = replace(due, run=replace(due.run, accelerator=before["named"] or due.run.accelerator))
+            changes = changes_of(named, mine, now=now, rules=rules_from_json(before["rules"]))
             if due.is_current and (changes.gone or changes.new or changes.adjustments):
                 wrong.append(
                     f"run {due.run.id} ({due.run.provider} {due.run.resource_id}): its facts say otherwise"

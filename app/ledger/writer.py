@@ -61,9 +61,12 @@ class Writer:
             prices = await ledger.prices(conn)
             also = await self._repriced(conn, prices)
             while True:
-                found = await ledger.due(
-                    conn, since=self._since, prices_at=prices.changed_at, also=also, limit=AT_ONCE
-                )
+                found = [
+                    self._named(each)
+                    for each in await ledger.due(
+                        conn, since=self._since, prices_at=prices.changed_at, also=also, limit=AT_ONCE
+                    )
+                ]
                 covers = await self._covers(conn, found, prices, now=now)
                 work = [
                     row
@@ -97,7 +100,7 @@ class Writer:
             for each in held
             if each.id not in here and each.covered != covered_by(covers.get(each.id, ()))
         ]
-        found += await ledger.derivable(conn, moved)
+        found += [self._named(each) for each in await ledger.derivable(conn, moved)]
         return covers
 
     async def _repriced(self, conn: AsyncConnection, prices: Prices) -> list[int]:
@@ -108,6 +111,7 @@ class Writer:
         return list((await conn.execute(_REPRICED, {"before": before})).scalars())
 
     def _named(self, due: Due) -> Due:
+        """By the ledger's name of the accelerator, which people's prices are compared with."""
         offers = self.offerings.get(due.run.provider, due.run.account) if self.offerings is not None else None
         kind, colon, count = due.run.accelerator.rpartition(":")
         if offers is None or not colon:
@@ -117,7 +121,7 @@ class Writer:
     def _changes(self, due: Due, prices: Prices, *, now: datetime) -> Written | None:
         """One run that cannot be derived must not keep the others from being written."""
         try:
-            return changes_of(self._named(due), prices, now=now)
+            return changes_of(due, prices, now=now)
         except (ValueError, ArithmeticError, AssertionError):
             log.exception("a run cannot be derived", run=due.run.id, resource=due.run.resource_id)
             return None

@@ -37,7 +37,8 @@ class Compared:
 _OPEN_FROM = text("""
     select min(coalesce(r.provider_created_at, r.requested_at, r.first_seen_at)) from ledger_run l
     join run r on r.id = l.run_id
-    where l.closed_at is not null and l.billed_at is null and r.provider = :provider and r.account = :account
+    where l.closed_at is not null and l.billed_at is null and l.dropped_at is null
+        and r.provider = :provider and r.account = :account
         and l.closed_at > now() - interval '60 days'
 """)
 
@@ -110,7 +111,7 @@ _COMPARABLE = text("""
     left join provider_bill_line b on b.provider = r.provider and b.account = r.account
         and b.resource_id = r.resource_id
     where l.closed_at < now() - make_interval(secs => cast(:settle_s as float8)) and l.billed_at is null
-        and r.provider = :provider and r.account = :account
+        and l.dropped_at is null and r.provider = :provider and r.account = :account
     group by l.run_id, l.closed_at, r.id
     having bool_and(b.final) or count(b.usd) = 0 and coalesce(r.running_at, r.exited_at) is null
         and l.closed_at < now() - make_interval(secs => 2 * cast(:settle_s as float8))

@@ -698,7 +698,10 @@ async def prices(conn: AsyncConnection) -> Prices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lasting:
-    """A run that a prepayment may cover, as it was derived last."""
+    """A run that a prepayment may cover, as it was derived last; ``accelerator`` by the ledger's name.
+
+    One whose segments are past retention is among them: what it was covered by is nobody else's.
+    """
 
     id: int
     provider: str
@@ -712,11 +715,13 @@ class Lasting:
 
 
 _LASTING = text("""
-    select r.id, r.provider, r.account, coalesce(a.shape, '') as sku, r.accelerator, r.tier, l.begun_at,
-        l.over_at, l.covered
-    from ledger_run l join run r on r.id = l.run_id
+    select r.id, r.provider, r.account, coalesce(a.shape, '') as sku, r.tier, l.begun_at,
+        l.over_at, l.covered,
+        case when s.accelerator <> '' then s.accelerator || ':' || s.accelerator_count else r.accelerator end
+            as accelerator
+    from ledger_run l join run r on r.id = l.run_id join label_set s on s.id = l.label_set_id
     left join provision_attempt a on a.claim_uid = r.claim_uid and a.number = r.attempt
-    where l.begun_at is not null and l.dropped_at is null and (l.covered <> '[]'::jsonb
+    where l.begun_at is not null and (l.covered <> '[]'::jsonb
         or exists (select from commitment c where c.provider = r.provider
             and l.begun_at < upper(c.valid) and coalesce(l.over_at, 'infinity') > lower(c.valid)))
     order by r.id

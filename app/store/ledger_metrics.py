@@ -90,19 +90,20 @@ _CREDIT = text("""
     where j.dollar_seconds < 0 group by 1, 2
 """)
 _HEALTH = text("""
-    select r.provider, r.open, r.unpriced, r.lag_s,
+    select provider, coalesce(r.open, 0) as open, coalesce(u.unpriced, 0) as unpriced, r.lag_s,
         (select extract(epoch from clock_timestamp() - min(p.observed_at)) from price_point p
-            where p.provider = r.provider and upper_inf(p.valid)) as price_age_s
+            where p.provider = coalesce(r.provider, u.provider) and upper_inf(p.valid)) as price_age_s
     from (
-        select r.provider, count(s.id) filter (where upper_inf(s.period)) as open,
-            count(s.id) filter (where s.usd is null) as unpriced,
+        select r.provider, count(s.id) as open,
             extract(epoch from clock_timestamp() - min(r.changed_at) filter (
                 where l.facts_at is distinct from r.changed_at)) as lag_s
         from run r left join ledger_run l on l.run_id = r.id
-        left join billing_segment s on s.run_id = r.id and (upper_inf(s.period) or s.usd is null)
-        where l.closed_at is null or s.usd is null
+        left join billing_segment s on s.run_id = r.id and upper_inf(s.period)
+        where l.closed_at is null
         group by r.provider
-    ) r
+    ) r full join (
+        select provider_name as provider, count(*) as unpriced from unpriced group by 1
+    ) u using (provider)
 """)
 _BUDGETS = text("""
     select name as budget, used_ratio,

@@ -15,6 +15,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 log = structlog.get_logger()
 
 HOT_MONTHS = 2  # so many closed months stay beside the open one
+AT_ONCE = 10_000  # segments that are moved in one transaction: far below a statement's time-out
+CORRECTED_DAYS = 60  # for so long after a machine's end its bill and late news of it may still come
 ARCHIVE = "billing_segment_archive"
 CLOSED_UNTIL = "(select (max(month) + interval '1 month') at time zone 'UTC' from closed_month)"
 """The end of the closed months; null while there is none."""
@@ -35,7 +37,8 @@ async def due_months(conn: AsyncConnection, *, after_s: float) -> list[date]:
 
 
 _LOCK = text("lock table billing_segment, billing_adjustment, commitment in share row exclusive mode")
-_LEADS = text("select epoch from installation where epoch = :epoch for share")
+# Only the row itself is held: placement writes to it meanwhile, and must never wait for the books.
+_LEADS = text("select epoch from installation where epoch = :epoch for key share")
 # The end of the month in UTC; a parameter, so that the planner goes by the index on lower(period).
 _EDGE = "cast(:edge as date)::timestamp at time zone 'UTC'"
 _CUT = text(f"""
@@ -123,7 +126,11 @@ _COLD = text(f"""
         on s.frozen and upper(s.period) <= (c.month - interval '{HOT_MONTHS - 1} months') at time zone 'UTC'
         and lower(s.period) < (c.month - interval '{HOT_MONTHS - 1} months') at time zone 'UTC'
 """)
-_MOVED = f"""
+_SLICE = text(f"""
+    select id from billing_segment where frozen and lower(period) < {_EDGE} and upper(period) <= {_EDGE}
+    order by id limit :limit
+""")
+_MOVED = text(f"""
     insert into {ARCHIVE} (id, month, run_id, label_set_id, meter, phase, period, quantity, usd, list_usd,
         price_source, confidence, why, commitment_id, gpus, seconds, dollar_seconds)
     select s.id, m.month::date, s.run_id, s.label_set_id, s.meter, s.phase, p.part, s.quantity, s.usd,
@@ -135,30 +142,43 @@ _MOVED = f"""
     cross join lateral (select s.period * tstzrange(m.month at time zone 'UTC',
         (m.month + interval '1 month') at time zone 'UTC') as part) p
     cross join lateral (select extract(epoch from upper(p.part) - lower(p.part)) as seconds) e
-    where s.frozen and lower(s.period) < {_EDGE} and upper(s.period) <= {_EDGE} and not isempty(p.part)
-"""
-_REMOVED = f"""
-    delete from billing_segment s
-    where s.frozen and lower(s.period) < {_EDGE} and upper(s.period) <= {_EDGE}
-"""
+    where s.id = any(cast(:ids as bigint[])) and s.frozen and not isempty(p.part)
+""")
+_REMOVED = text("delete from billing_segment where id = any(cast(:ids as bigint[])) and frozen")
+_IS_THERE = text("select to_regclass(:name) is not null")
 
 
-async def archive(conn: AsyncConnection, *, epoch: int) -> int:
+async def make_partitions(conn: AsyncConnection, *, epoch: int) -> int:
+    """Make what `archive` moves segments to, where it is missing; how many partitions.
+
+    In a transaction of its own: making one keeps every reader of the archive waiting until that ends.
+    """
+    if (await conn.execute(_LEADS, {"epoch": epoch})).first() is None:
+        return 0
+    cold = (await conn.execute(_COLD)).one()
+    month, made = cold.low, 0
+    while month is not None and cold.edge is not None and month < cold.edge:
+        if not (await conn.execute(_IS_THERE, {"name": partition(month)})).scalar_one():
+            await conn.execute(text(partition_sql(month)))
+            made += 1
+        month = _next(month)
+    return made
+
+
+async def archive(conn: AsyncConnection, *, epoch: int, limit: int = AT_ONCE) -> int:
     """Move frozen segments of months that are long closed to where a month can be dropped whole; how many.
 
-    Cut at the months' edges, to the microsecond the same money; a trigger lets none go that is not there.
+    At most ``limit`` at once, so that a statement never takes long: again, until there is none. Cut at the
+    months' edges, to the microsecond the same money; a trigger lets none go that is not there.
     """
     if (await conn.execute(_LEADS, {"epoch": epoch})).first() is None:
         return 0
     cold = (await conn.execute(_COLD)).one()
     if cold.low is None or cold.edge is None:
         return 0
-    month = cold.low
-    while month < cold.edge:
-        await conn.execute(text(partition_sql(month)))
-        month = _next(month)
-    await conn.execute(text(_MOVED), {"edge": cold.edge})
-    return (await conn.execute(text(_REMOVED), {"edge": cold.edge})).rowcount
+    ids = list((await conn.execute(_SLICE, {"edge": cold.edge, "limit": limit})).scalars())
+    await conn.execute(_MOVED, {"ids": ids})
+    return (await conn.execute(_REMOVED, {"ids": ids})).rowcount
 
 
 def partition_sql(month: date) -> str:
@@ -174,12 +194,17 @@ def partition(month: date) -> str:
     return f"{ARCHIVE}_{month:%Y_%m}"
 
 
-_IS_OLD = """
+# A run is derived from all its segments: the months of one that is open, or may still be corrected, stay, and
+# those in which a prepayment was used, since what is left of it is counted from them.
+_IS_OLD = f"""
     m.summed and not m.dropped and m.month < (date_trunc('month', now() at time zone 'UTC')
         - make_interval(months => :keep))::date
     and m.month < (select max(month) from closed_month) - interval '1 month'
     and not exists (select from billing_segment
         where lower(period) < (m.month + interval '1 month') at time zone 'UTC')
+    and not exists (select from {ARCHIVE} a where a.month = m.month and a.commitment_id is not null)
+    and not exists (select from {ARCHIVE} a join ledger_run l on l.run_id = a.run_id where a.month = m.month
+        and (l.closed_at is null or l.closed_at > now() - interval '{CORRECTED_DAYS} days'))
 """
 _DAYS = "generate_series(m.month, m.month + interval '1 month' - interval '1 day', interval '1 day') g (day)"
 # A day in which nothing ran may have no sum yet: it gets one first, and its month goes the next time.
@@ -190,15 +215,17 @@ _WHOLE = text(f"""
 _OLD = text(f"""
     select m.month from closed_month m where {_IS_OLD} and not exists (select from {_DAYS}
         where not exists (select from cost_day d where d.day = g.day::date and not d.dirty))
-    order by 1
+    order by 1 limit 1
 """)
 _DROPPED = text("update closed_month set dropped = true where month = :month")
 
 
 async def drop_old(conn: AsyncConnection, *, keep_months: int, epoch: int) -> list[date]:
-    """Drop the partitions of months older than ``keep_months``; 0: none ever. Their sums stay. Which months.
+    """Drop the partition of the oldest month older than ``keep_months``; 0: none ever. Which month, if any.
 
-    Only what is summed by day and by month goes, and what a run is derived from no more.
+    Its sums stay. Only what is summed by day and by month goes, and what a run is derived from no more. One
+    at once, since that keeps every reader of the archive waiting until the transaction ends: again, until
+    there is none.
     """
     if not keep_months or (await conn.execute(_LEADS, {"epoch": epoch})).first() is None:
         return []
@@ -206,11 +233,11 @@ async def drop_old(conn: AsyncConnection, *, keep_months: int, epoch: int) -> li
     months = list((await conn.execute(_OLD, {"keep": keep_months})).scalars())
     for month in months:
         name = partition(month)
-        await conn.execute(text(partition_sql(month)))
-        await conn.execute(text(
-            f"update ledger_run set dropped_at = now() where run_id in (select run_id from {name})"
-        ))  # fmt: skip
-        await conn.execute(text(f"drop table {name}"))
+        if (await conn.execute(_IS_THERE, {"name": name})).scalar_one():
+            await conn.execute(text(
+                f"update ledger_run set dropped_at = now() where run_id in (select run_id from {name})"
+            ))  # fmt: skip
+            await conn.execute(text(f"drop table {name}"))
         await conn.execute(_DROPPED, {"month": month})
         log.info("month past retention", month=str(month))
     return months

@@ -17,7 +17,10 @@ _NAMES: Mapping[str, str] = {
         union select sku from label_set where provider = :provider
         union select accelerator || ':' || accelerator_count from label_set
             where provider = :provider and accelerator <> ''
-        union select accelerator from provision_attempt where provider = :provider
+        -- However a Pod wrote it; a machine that is in the ledger is known by the ledger's name.
+        union select a.accelerator from provision_attempt a where a.provider = :provider
+            and not exists (select from run r join ledger_run l on l.run_id = r.id
+                where r.claim_uid = a.claim_uid and r.attempt = a.number)
     """,
     "namespace": """
         select namespace from label_set union select namespace from reservation

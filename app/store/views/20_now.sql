@@ -45,6 +45,11 @@ select s.id as segment_id, r.provider as provider_name, r.account, r.resource_id
 from segment s join run r on r.id = s.run_id join label_set l on l.id = s.label_set_id
 where s.usd is null and lower(s.period) <= statement_timestamp() and not exists (
     select from billing_adjustment j where j.run_id = s.run_id and j.dollar_seconds is not null
-        and (j.kind = 'invoice_true_up' or (j.kind = 'late_price' and j.meter = s.meter)));
+        and (j.kind = 'invoice_true_up' or (j.kind = 'late_price' and j.meter = s.meter)
+            -- A price of the whole machine came late: all seconds of this meter were taken off, and are another's.
+            or (j.kind = 'late_fact' and j.meter = s.meter and j.seconds < 0
+                and (select sum(t.seconds) from segment t where t.run_id = s.run_id and t.meter = s.meter and t.frozen)
+                    + (select sum(t.seconds) from billing_adjustment t where t.run_id = s.run_id and t.meter = s.meter)
+                    <= 0)));
 comment on view unpriced is
 'Seconds whose price nobody knows yet: recorded, and counted nowhere as zero. One row a segment; a price that comes late, or the cloud''s own bill, takes it from here.';

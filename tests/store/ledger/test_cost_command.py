@@ -4,6 +4,7 @@ import asyncio
 import csv
 import io
 import json
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -137,6 +138,27 @@ async def test_every_standing_question_has_an_answer_as_table_csv_json_and_sql(b
     assert "failed_provision" in {row["reason"] for row in wasted}
     unknown = await nebula("cost", "ask", "wast")
     assert (unknown.exit_code, "did you mean waste?" in unknown.output) == (2, True)
+
+
+async def test_a_standing_question_is_answered_for_its_period_and_no_more(books: Books, nebula: Any):
+    """A machine that boots from 22:00 on the last of March to 04:00 on the first of April, on Spot."""
+    begun = datetime(2026, 3, 31, 22, tzinfo=UTC)
+    times = ("requested_at", "accepted_at", "first_seen_at", "provider_created_at")
+    run = await books.run(meters=[gpu("1", 1)], tier="Spot", **dict.fromkeys(times, begun))
+    end = begun + timedelta(hours=6)
+    await books.change(run, gone_at=end, terminate_asked_at=end, provider_ended_at=end, end_reason="failed")
+    await books.tick()
+
+    async def asked(question: str, column: str, *period: str) -> Decimal:
+        said = await nebula("cost", "ask", question, *period, "-o", "json")
+        return sum((Decimal(row[column]) for row in json.loads(said.output)), Decimal(0))
+
+    assert await asked("spot", "spot_usd", *MARCH) == 2
+    assert await asked("waste", "usd", *MARCH) == 2
+    assert await asked("waste", "usd", "--from", "2026-03-31T23:00", "--to", "2026-04-01T01:30") == Decimal(
+        "2.5"
+    )
+    assert await asked("waste", "usd", "--from", "2026-04-01T04:00", "--to", "2026-04-02") == 0
 
 
 async def test_the_receipt_of_a_pod_has_every_phase_and_its_sum(books: Books, nebula: Any):

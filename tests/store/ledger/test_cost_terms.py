@@ -111,6 +111,17 @@ async def test_a_prepayment_noted_after_its_month_was_closed_is_billed_in_an_ope
     assert (await nebula("cost", "verify")).exit_code == 0
 
 
+@pytest.mark.parametrize("term", [["--from", "2026-03-02", "--to", "2026-03-01"], ["--to", "2026-03-01"]])
+async def test_a_contract_price_must_end_after_it_begins(books: Books, nebula: Any, term: list[str]):
+    await books.run()
+    await books.tick()
+
+    result = await nebula("cost", "override", "set", "--provider", "modal", "--usd-per-hour", "1", *term)
+
+    assert result.exit_code == 2
+    assert "--to must be after --from" in result.output
+
+
 @pytest.mark.parametrize(("args", "said"), [
     (["cost", "override", "set", "--provider", "modl", "--usd-per-hour", "1"],
      "--provider: nothing was ever seen of a provider 'modl'; did you mean modal?"),

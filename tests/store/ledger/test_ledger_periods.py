@@ -11,7 +11,8 @@ import pytest
 from sqlalchemy.exc import IntegrityError
 
 from app.ledger.verify import verify
-from app.store import ledger_periods, ledger_upkeep
+from app.ledger.writer import Writer
+from app.store import ledger_periods, ledger_upkeep, terms
 from app.store.engine import begin
 from tests.store.ledger.world import Books, at, gpu
 
@@ -37,6 +38,40 @@ async def seal(books: Books) -> None:
                 await ledger_upkeep.seal_day(conn, day, epoch=books.epoch)
         if not days:
             return
+
+
+async def archive(books: Books, *, limit: int = 10_000) -> int:
+    """Move what is cold, so many at once; how many segments in all."""
+    async with begin(books.engine) as conn:
+        await ledger_periods.make_partitions(conn, epoch=books.epoch)
+    moved = 0
+    while True:
+        async with begin(books.engine) as conn:
+            more = await ledger_periods.archive(conn, epoch=books.epoch, limit=limit)
+        moved += more
+        if not more:
+            return moved
+
+
+async def drop(books: Books, *, keep_months: int = 6) -> list[int]:
+    """Drop what is past retention, once every day has its sum; which months."""
+    found: list[int] = []
+    while True:
+        await seal(books)
+        async with begin(books.engine) as conn:
+            months = await ledger_periods.drop_old(conn, keep_months=keep_months, epoch=books.epoch)
+        await seal(books)
+        found += [month.month for month in months]
+        async with begin(books.engine) as conn:  # a day that had no sum keeps its month for one more turn
+            more = await ledger_periods.drop_old(conn, keep_months=keep_months, epoch=books.epoch)
+        found += [month.month for month in more]
+        if not months and not more:
+            return found
+
+
+async def age(books: Books) -> None:
+    """Every machine that is over was so long ago that no bill of it is waited for."""
+    await books.sql("update ledger_run set closed_at = closed_at - interval '61 days'")
 
 
 async def right(books: Books) -> None:
@@ -182,9 +217,8 @@ async def test_what_is_archived_costs_what_it_did_and_is_corrected_as_before(boo
     windows = [(at(-86400), APRIL), (at(3 * 86400 + 7), MAY), (APRIL, datetime(2026, 7, 1, tzinfo=UTC))]
     before = [await books.cost(*window) for window in windows]
 
-    async with begin(books.engine) as conn:
-        assert await ledger_periods.archive(conn, epoch=books.epoch) == 6
-        assert await ledger_periods.archive(conn, epoch=books.epoch) == 0
+    assert await archive(books) == 6
+    assert await archive(books) == 0
 
     assert [await books.cost(*window) for window in windows] == before
     rows = await books.sql("select month, count(*) as n from billing_segment_archive group by 1 order by 1")
@@ -210,8 +244,8 @@ async def test_what_is_past_its_retention_goes_as_a_whole_month_and_its_sums_sta
     await books.tick()
     await seal(books)
     await close(books, before=datetime(2026, 9, 1, tzinfo=UTC))
-    async with begin(books.engine) as conn:
-        await ledger_periods.archive(conn, epoch=books.epoch)
+    await archive(books)
+    await age(books)
     before = [
         await books.cost(at(-86400), APRIL),
         await books.cost(at(-86400), datetime(2026, 9, 1, tzinfo=UTC)),
@@ -219,12 +253,8 @@ async def test_what_is_past_its_retention_goes_as_a_whole_month_and_its_sums_sta
 
     async with begin(books.engine) as conn:
         assert await ledger_periods.drop_old(conn, keep_months=0, epoch=books.epoch) == []
-        dropped = await ledger_periods.drop_old(conn, keep_months=6, epoch=books.epoch)
-    await seal(books)  # days in which nothing ran, too
-    async with begin(books.engine) as conn:
-        dropped += await ledger_periods.drop_old(conn, keep_months=6, epoch=books.epoch)
 
-    assert [month.month for month in dropped] == [3, 4]
+    assert await drop(books) == [3, 4]  # days in which nothing ran have their sums, too
     after = [
         await books.cost(at(-86400), APRIL),
         await books.cost(at(-86400), datetime(2026, 9, 1, tzinfo=UTC)),
@@ -245,6 +275,85 @@ async def test_what_is_past_its_retention_goes_as_a_whole_month_and_its_sums_sta
     assert await books.cost(at(-86400), APRIL) == before[0]
     await right(books)
     assert (await books.segments(young))[-1]["end"] is None
+
+
+async def test_a_machine_that_outlives_the_retention_of_its_first_month_keeps_its_ledger(books: Books):
+    """Its months stay as long as it is there, and as long as its bill may come; then they go."""
+    run = await books.run(meters=[gpu("1")])
+    await books.tick()
+    await close(books, before=datetime(2026, 10, 1, tzinfo=UTC))
+    await archive(books)
+
+    assert await drop(books) == []
+
+    whole = Decimal(200 * 86400)
+    await books.over(run, after_s=float(whole))
+    await books.tick()
+    assert await books.sql("select 1 from billing_segment where upper_inf(period)") == []
+    assert await books.cost() == 8 * whole
+    assert await drop(books) == []
+    await age(books)
+    assert await drop(books) == [3, 4]
+    assert await books.cost() == 8 * whole
+    await right(books)
+
+
+async def test_retention_leaves_what_prepayments_were_used_for_as_it_was(books: Books):
+    """A month in which one was used stays; a run that lost an older month keeps its share of it."""
+    first = await books.run(meters=[gpu("1", 1)])
+    second = await books.run(meters=[gpu("1", 1)], **dict.fromkeys(
+        ("requested_at", "accepted_at", "first_seen_at", "provider_created_at"), at(35 * 86400)))  # fmt: skip
+    async with begin(books.engine) as conn:
+        await terms.commitment(
+            conn, provider="modal", account="default", sku="*", tier="*", amount_usd=Decimal(10_000),
+            usd_per_hour=Decimal(1), machines=1, since=APRIL, until=datetime(2026, 6, 1, tzinfo=UTC),
+            set_by="", reason="",
+        )  # fmt: skip
+    await books.over(first, after_s=40 * 86400)
+    await books.over(second, after_s=42 * 86400)
+    await books.tick()
+    unused = "select effective_once from charge where kind = 'unused'"
+    (before,) = await books.sql(unused)
+    used = 36000000 - before["effective_once"]
+    assert used == Decimal((at(42 * 86400) - APRIL).total_seconds())
+    await seal(books)
+    await close(books, before=datetime(2026, 9, 1, tzinfo=UTC))
+    await archive(books)
+    await age(books)
+
+    assert await drop(books) == [3]
+
+    assert await books.sql(unused) == [before]
+    dropped = await books.sql("select run_id from ledger_run where dropped_at is not null")
+    assert [row["run_id"] for row in dropped] == [first]
+    for _ in range(2):
+        await Writer(engine=books.engine).tick(epoch=books.epoch)
+        await books.sql("update ledger_run set facts_at = 'epoch'")
+    assert await books.adjustments(second) == []
+    assert await books.sql(unused) == [before]
+    await right(books)
+
+
+async def test_the_archive_is_filled_in_short_steps_that_placement_never_waits_for(books: Books):
+    for n in range(3):
+        await books.over(await books.run(meters=[gpu("1")], provider_created_at=at(n)), after_s=86400 + n)
+    await books.tick()
+    await close(books, before=datetime(2026, 7, 1, tzinfo=UTC))
+    cost = await books.cost()
+    async with begin(books.engine) as conn:
+        assert await ledger_periods.make_partitions(conn, epoch=books.epoch) > 0
+    async with begin(books.engine) as conn:
+        assert await ledger_periods.make_partitions(conn, epoch=books.epoch) == 0
+
+    async with begin(books.engine) as conn:
+        assert await ledger_periods.archive(conn, epoch=books.epoch, limit=2) == 2
+        # What placement locks and reads meanwhile; neither waits.
+        assert await books.sql("select 1 from installation for no key update nowait") != []
+        await books.sql("lock table billing_segment_archive in access share mode nowait")
+        assert await books.cost() == cost
+    assert await archive(books, limit=2) == 1
+    assert await books.cost() == cost
+    await right(books)
 
 
 async def test_cost_04_closed_months_are_read_from_their_sums_and_these_can_be_rebuilt(books: Books):
@@ -307,8 +416,7 @@ async def test_a_random_ledger_ends_at_its_facts_and_never_moves_a_closed_month(
                 start = datetime(month.year, month.month, 1, tzinfo=UTC)
                 closed[start, _after(start)] = await books.cost(start, _after(start))
         if dice.random() < 0.5:
-            async with begin(books.engine) as conn:
-                await ledger_periods.archive(conn, epoch=books.epoch)
+            await archive(books, limit=2)
         assert {month: await books.cost(*month) for month in closed} == closed
     await right(books)
     await books.sql(

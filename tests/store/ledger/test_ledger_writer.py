@@ -9,10 +9,12 @@ import pytest
 from sqlalchemy import event
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
+from app.ledger.verify import verify
 from app.ledger.writer import Writer
 from app.provisioning.core import run_facts
-from app.store import rentals
+from app.store import ledger_metrics, rentals, scopes, terms
 from app.store.engine import begin
+from catalog.catalogue import CloudRows
 from catalog.offerings import Offerings
 from providers.base import Accelerator, BillsFrom, BillsUntil, Offering, Ref, ResourceId, Tier, Traits
 from tests.store.ledger.world import RULE, T0, Books, at, gpu
@@ -128,6 +130,34 @@ async def test_cost_15_a_late_price_is_one_adjustment_and_a_second_arrival_none(
     assert await books.sql("select * from unpriced") == []
 
 
+async def test_a_contract_price_that_comes_late_leaves_nothing_unpriced(books: Books):
+    """The machine's price is another meter than the one without: its seconds move, and count once."""
+    run = await books.run(meters=[gpu(None)], ceiling_usd_per_hour=Decimal(25))
+    await books.over(run, after_s=7200)
+    await books.tick()
+    assert await _told_unpriced(books) == (1, 1)
+    values = {"provider": "modal", "account": "default", "sku": "*", "tier": "*", "set_by": "", "reason": ""}
+
+    async with begin(books.engine) as conn:
+        await terms.override(conn, usd_per_hour=Decimal(1), since=at(3600), until=at(9000), **values)
+    await books.tick()
+    assert await _told_unpriced(books) == (1, 1)  # of the first hour nobody knows it still
+    async with begin(books.engine) as conn:
+        await terms.override(conn, usd_per_hour=Decimal("1.1"), since=at(-60), until=at(3600), **values)
+    await books.tick()
+
+    assert await _told_unpriced(books) == (0, 0)
+    assert await books.cost() == Decimal("1.1") * 3600 + 3600
+
+
+async def _told_unpriced(books: Books) -> tuple[int, int]:
+    """By the view, and by the gauge."""
+    async with begin(books.engine) as conn:
+        found = await ledger_metrics.read(conn, epoch=books.epoch)
+    (health,) = found["health"] or [{"unpriced": 0}]
+    return len(await books.sql("select * from unpriced")), health["unpriced"]
+
+
 async def test_a_time_that_comes_late_corrects_a_closed_run_by_one_adjustment(books: Books):
     run = await books.run()
     await books.change(run, terminate_asked_at=at(107), gone_at=at(110))
@@ -151,19 +181,26 @@ async def test_cost_23_a_failed_attempt_that_billed_counts_for_its_namespace(boo
     assert await books.cost(namespace="team-b") == 0
 
 
-async def test_fc_085_attempts_that_made_nothing_have_no_rows(books: Books):
+async def _ordered(books: Books, **values: str) -> None:
+    """One order of claim ``c``, as provisioning writes it."""
     await books.sql(
         "insert into rental (claim_uid, claim_name, pod_namespace, pod_name, pod_uid, pool,"
         " provider, account,"
         " region, tier, accelerator, state, epoch) values ('c', 'c', 'ns', 'p', 'u', 'gpu', 'modal',"
-        " 'default', '', 'Spot', 'H100:8', 'open', 1)"
+        " 'default', '', :tier, :accelerator, 'open', 1)",
+        **values,
     )
     await books.sql(
         "insert into provision_attempt (claim_uid, number, sequence, identity, provider, account,"
         " region, tier,"
         " accelerator, ceiling_usd_per_hour, epoch, send_by) values ('c', 1, 1, 'x', 'modal', 'default', '',"
-        " 'Spot', 'H100:8', 25, 1, now())"
+        " :tier, :accelerator, 25, 1, now())",
+        **values,
     )
+
+
+async def test_fc_085_attempts_that_made_nothing_have_no_rows(books: Books):
+    await _ordered(books, tier="Spot", accelerator="H100:8")
     await books.tick()
 
     (open_order,) = await books.sql("select usd_per_hour from exposure")
@@ -212,6 +249,50 @@ async def test_an_accelerator_is_one_group_however_pods_write_its_name(books: Bo
 
     rows = await books.sql("select distinct accelerator, accelerator_count from label_set order by 1")
     assert [tuple(row.values()) for row in rows] == [("H100", 8), ("Unlisted", 1)]
+
+
+async def test_a_prepayment_covers_what_the_ledger_calls_a_machine_however_its_pod_does(books: Books):
+    offerings = Offerings()
+    listed = Offering(
+        provider="modal",
+        account="default",
+        region="",
+        tier=Tier.ON_DEMAND,
+        shape="s",
+        accelerator=Accelerator(type="A10G", count=1),
+        meters=(),
+    )
+    offerings.put(
+        "modal",
+        "default",
+        traits=Traits(tiers=frozenset(Tier)),
+        offerings=[listed],
+        written=CloudRows(adapter="modal", aliases={"a10": "A10G"}),
+    )
+    books.writer = Writer(engine=books.engine, offerings=offerings)
+    run = await books.run(accelerator="A10:1", meters=[gpu("5", 1)], claim_uid="c")
+    await _ordered(books, tier="OnDemand", accelerator="A10:1")
+    common = {"provider": "modal", "account": "default", "tier": "*", "amount_usd": Decimal(100),
+              "since": at(0), "until": at(36000), "set_by": "", "reason": ""}  # fmt: skip
+    async with begin(books.engine) as conn:
+        await terms.commitment(conn, sku="A10:1", usd_per_hour=Decimal(2), **common)
+        await terms.commitment(conn, sku="A10G:1", usd_per_hour=Decimal(1), **common)
+    await books.tick()
+
+    assert [(row["price_source"], row["usd"]) for row in await books.segments(run)][:1] == [("commitment", 1)]
+    await books.over(run, after_s=3600)
+    await books.tick()
+    assert [row["used_usd"] for row in await _commitments(books)] == [1, 0]
+    async with begin(books.engine) as conn:
+        assert await verify(conn) == []
+        await scopes.expect_known(conn, {"sku": "A10G:1"}, provider="modal")
+        with pytest.raises(scopes.UnknownName, match="did you mean A10G:1"):
+            await scopes.expect_known(conn, {"sku": "A10:1"}, provider="modal")
+
+
+async def _commitments(books: Books) -> list[dict[str, Any]]:
+    async with begin(books.engine) as conn:
+        return await terms.commitments(conn)
 
 
 @pytest.mark.field_case("FC-081")
