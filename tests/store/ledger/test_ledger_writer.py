@@ -150,6 +150,20 @@ async def test_a_contract_price_that_comes_late_leaves_nothing_unpriced(books: B
     assert await books.cost() == Decimal("1.1") * 3600 + 3600
 
 
+async def test_an_end_that_comes_late_prices_nothing(books: Books):
+    """Its last seconds had a price, and are taken off; of its first hour nobody knows it all the same."""
+    told = '[{"at": "2026-03-01T13:00:00+00:00", "meters": [{"kind": "gpu", "quantity": "8", "usd": "1"}]}]'
+    run = await books.run(meters=[gpu(None)])
+    await books.change(run, repriced=told, terminate_asked_at=at(7207), gone_at=at(7210))
+    await books.tick()
+    await books.change(run, provider_ended_at=at(7200), end_reason="terminated")
+    await books.tick()
+
+    (late,) = await books.adjustments(run)
+    assert (late["kind"], late["seconds"], late["dollar_seconds"]) == ("late_fact", -7, -56)
+    assert await _told_unpriced(books) == (1, 1)
+
+
 async def _told_unpriced(books: Books) -> tuple[int, int]:
     """By the view, and by the gauge."""
     async with begin(books.engine) as conn:
