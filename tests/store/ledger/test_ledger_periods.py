@@ -12,7 +12,7 @@ from sqlalchemy.exc import IntegrityError
 
 from app.ledger.verify import verify
 from app.ledger.writer import Writer
-from app.store import ledger_periods, ledger_upkeep, terms
+from app.store import bills, ledger_periods, ledger_upkeep, terms
 from app.store.engine import begin
 from tests.store.ledger.world import Books, at, gpu
 
@@ -264,6 +264,15 @@ async def test_what_is_past_its_retention_goes_as_a_whole_month_and_its_sums_sta
         "select sum(billed_dollar_seconds) as sum from cost_lines('2026-03-01', '2026-04-01', 'day', 'UTC')"
     )
     assert days[0]["sum"] == before[0]
+    async with begin(books.engine) as conn:
+        where = {"provider": "modal", "account": "default"}
+        resource = (await books.sql("select resource_id from run where id = :run", run=run))[0]["resource_id"]
+        line = bills.Line(resource_id=resource, meter="", starts_at=at(0), ends_at=at(86400), usd=Decimal(1),
+                          identity=None, claim_uid=None, final=True)  # fmt: skip
+        await bills.put(conn, [line], **where, epoch=books.epoch)
+        assert (
+            await bills.comparable(conn, **where, settle_s=0) == []
+        )  # half of it could be compared with all
     await books.change(run, meters=told("9"))  # too late: nobody can say any more what was billed
     await books.tick()
     assert await books.adjustments(run) == []
