@@ -58,6 +58,15 @@ def shards(names: tuple[str, ...]) -> list[str]:
     return parts + [name for name in found if name not in PARTS]
 
 
+def slow_ones(names: list[str]) -> list[str]:
+    """Those with a test marked slow somewhere in their folder: to collect the others only costs time."""
+    return [name for name in names if any("mark.slow" in path.read_text() for path in _sources(name))]
+
+
+def _sources(shard: str) -> list[Path]:
+    return sorted((ROOT / "tests" / shard.partition(" ")[0]).rglob("*.py"))
+
+
 def _paths(shard: str) -> list[str]:
     """What pytest is given for it, relative to the project."""
     name, _, part = shard.partition(" ")
@@ -74,7 +83,7 @@ def _paths(shard: str) -> list[str]:
 def main(slow: bool, pytest_args: tuple[str, ...]) -> None:
     began_s = time.monotonic()
     waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
-    wanted = shards(SLOW if slow else FAST)
+    wanted = slow_ones(shards(SLOW)) if slow else shards(FAST)
     for shard in wanted:
         waiting.put(shard)
     done: queue.SimpleQueue[Outcome] = queue.SimpleQueue()

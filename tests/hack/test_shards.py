@@ -67,3 +67,13 @@ def test_no_part_is_without_a_file(shard: Path, monkeypatch: pytest.MonkeyPatch)
     (shard / "test_it.py").touch()
 
     assert shards.shards(("some",)) == ["some 1/2"]
+
+
+def test_a_folder_without_a_slow_test_is_not_collected_for_them(shard: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(shards, "PARTS", {})
+    (shard / "test_it.py").write_text("def test_good():\n    pass\n")
+    other = shard.with_name("other")
+    other.mkdir()
+    (other / "rows.py").write_text("import pytest\nMARKS = [pytest.mark.slow]\n")
+
+    assert shards.slow_ones(shards.shards(("some", "other"))) == ["other"]
