@@ -11,7 +11,7 @@ unexport PYTHONPATH PYTHONHOME
 .DEFAULT_GOAL := help
 .PHONY: demo test test-slow model chaos soak lint bench e2e cluster clean help
 
-demo: $(READY) ## Show it all on this machine: three clouds, failover, a killed controller (SCENE=NAME, KEEP=1)
+demo: $(READY) ## Show it all on this machine: two fake clouds, failover, a killed controller (SCENE=NAME or all, KEEP=1)
 	@$(BIN)/python -m hack.demo
 
 test: $(READY) ## Run the tests, but for the slow ones, against a real API server and a real Postgres
