@@ -144,7 +144,9 @@ class Settings(BaseModel):
         None, repr=False, description="postgresql://user:password@host:port/name, required without --dev."
     )
     direct_database_url: str | None = Field(
-        None, repr=False, description="For migrations and LISTEN, where database-url goes through a pooler."
+        None,
+        repr=False,
+        description="For migrations, backup and restore, where database-url goes through a pooler.",
     )
     database_user: str | None = Field(
         None, description="Takes the place of the user in the database URLs; any characters."

@@ -1,6 +1,7 @@
 """What RunPod's answers mean, text by text: recorded answers of the live API, and what may come."""
 
 import os
+import signal
 import subprocess
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -425,12 +426,14 @@ def test_a_started_sshd_leaves_the_command_its_place_and_its_end(job: bool, tmp_
     entry = [part.replace("/run/sshd", "~/run") for part in body["entrypoint"]]
     env = {**body["env"], "HOME": str(tmp_path), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
 
-    process = subprocess.Popen(entry, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        entry, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
     assert process.stdout is not None
     first = process.stdout.readline().split()
     if job:
         assert process.stdout.readline().split() == ["nebula-exit", "nb-identity", "3"]
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)  # a child of it may hold the pipes
     _, err = process.communicate(timeout=10)
 
     assert first == [first[0] if job else str(process.pid), "it's"]

@@ -217,7 +217,8 @@ class World:
     async def lose_rows(self) -> None:
         """The store is put back to before everything."""
         async with begin(self.engine) as conn:
-            for table in ("run", "rental", "instance_seen"):
+            await conn.execute(text("truncate run cascade"))  # and the ledger's rows of it
+            for table in ("rental", "instance_seen"):
                 await conn.execute(text(f"delete from {table}"))
             await conn.execute(text("update installation set confirmed_sequence = 0"))
 
