@@ -186,7 +186,7 @@ def test_whoever_gets_the_database_url_gets_the_ca_that_it_names(helm: Helm) -> 
 
 @pytest.mark.parametrize("way", ["--set-json", "-f"])
 def test_numbers_are_rendered_as_people_write_them(each_helm: Helm, tmp_path: Path, way: str) -> None:
-    options = {"outputTotalBytes": 67108864, "listRestS": 30, "restartResetS": 0.5, "sweepVolumes": "delete"}
+    options = {"outputTotalBytes": 67108864, "listRestS": 30, "restartResetS": 0.5, "catalogDir": "/a b"}
     more: tuple[str, ...] = ("--set-json", f"controller.options={json.dumps(options)}")
     if way == "-f":
         values = {
@@ -202,7 +202,7 @@ def test_numbers_are_rendered_as_people_write_them(each_helm: Helm, tmp_path: Pa
     assert given["NEBULA_OUTPUT_TOTAL_BYTES"] == "67108864"
     assert given["NEBULA_LIST_REST_S"] == "30"
     assert given["NEBULA_RESTART_RESET_S"] == "0.5"
-    assert given["NEBULA_SWEEP_VOLUMES"] == "delete"
+    assert given["NEBULA_CATALOG_DIR"] == "/a b"
     if way == "-f":
         (postgres,) = named(objects, "StatefulSet", "nebula-postgres")["spec"]["template"]["spec"][
             "containers"
