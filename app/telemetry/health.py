@@ -110,18 +110,25 @@ async def _serve(server: uvicorn.Server, sock: socket.socket) -> None:
 
 
 def bind(address: str) -> socket.socket:
-    """A listening socket for ``:8081``, ``127.0.0.1:0`` or ``[::1]:8081``; no host: every address, IPv6 too.
+    """A socket bound to ``:8081``, ``127.0.0.1:0`` or ``[::1]:8081``; no host: every address, IPv6 too.
 
     Raises:
         OSError: the address cannot be had; the message names it.
     """
+    sock = _bound(address)
+    sock.set_inheritable(False)
+    # As for the webhooks: asyncio sets it only on sockets of a named protocol, and what is accepted inherits
+    # it. Without it each answer of two packets waits 40 ms, and `kubectl exec` with it.
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
+
+
+def _bound(address: str) -> socket.socket:
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     if not host:
         with suppress(OSError, ValueError):  # a machine without IPv6
-            both = socket.create_server(("", int(port)), family=socket.AF_INET6, dualstack_ipv6=True)
-            both.set_inheritable(False)
-            return both
+            return socket.create_server(("", int(port)), family=socket.AF_INET6, dualstack_ipv6=True)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -130,5 +137,4 @@ def bind(address: str) -> socket.socket:
     except OSError as error:
         sock.close()
         raise OSError(error.errno, f"cannot listen on {address}: {error.strerror}") from error
-    sock.set_inheritable(False)
     return sock
