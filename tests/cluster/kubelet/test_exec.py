@@ -194,9 +194,12 @@ async def test_fc_117_deleting_the_pod_ends_its_sessions(bench: Bench):
 async def test_fc_117_a_command_that_says_nothing_any_more_is_left_with_its_client(bench: Bench):
     await bench.shell("p", SLEEP)
     await bench.cloud.add_fault("stream_stall", verb="exec", keep=200)
-    process = await bench.start("exec", "p", "--", "sh", "-c", "echo $$; seq 100000; sleep 600")
+    # The pause keeps the first line out of the piece in which the stream stalls.
+    script = "echo $$; sleep 0.5; seq 100000; sleep 600"
+    process = await bench.start("exec", "p", "--", "sh", "-c", script)
     assert process.stdout is not None
-    pid = int(await process.stdout.readline())
+    async with asyncio.timeout(20):
+        pid = int(await process.stdout.readline())
 
     process.kill()
 
