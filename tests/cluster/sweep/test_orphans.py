@@ -319,6 +319,11 @@ async def test_orphans_12_13_a_machine_whose_identity_is_damaged_is_told_and_lef
         await world.hold()
         orphan = await world.orphan()
         await world.finding(orphan["id"])
+        await until(
+            lambda: world.rows("select 1 from instance_seen where resource_id = :id", id=orphan["id"]),
+            what="it was written down as ours",
+        )
+        await term.some_sweeps()
         await world.cloud.rename(orphan["id"], orphan["name"][:20] if name == "cut" else name)
 
         async def told() -> bool:
