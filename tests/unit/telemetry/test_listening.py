@@ -21,7 +21,10 @@ from providers.simulation.sockets import listening
     ],
     ids=["kubelet", "kubelet everywhere", "webhooks", "cloud", "cloud everywhere"],
 )
-def test_an_answer_of_two_packets_does_not_wait_for_an_acknowledgement(made: Callable[[], socket.socket]):
+def test_an_answer_of_two_packets_does_not_wait_for_an_acknowledgement(
+    made: Callable[[], socket.socket], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("NEBULA_SIMULATOR_NODELAY", "1")  # the clouds only when they are asked
     with made() as waiting:
         waiting.listen(1)
         with socket.create_connection(("127.0.0.1", waiting.getsockname()[1]), timeout=5):
