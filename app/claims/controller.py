@@ -309,7 +309,7 @@ class Claims:
 
     async def _show(self, claim: Obj, spec: ClaimSpec, track: Track, sight: Sight) -> None:
         bindings = self._bindings.by_index(_BY_OWNER, spec.uid)
-        # Most looks of a burst find what the last one has found: comparing again was 2 % of all CPU.
+        # Most looks of a burst find what the last one has found: by the profile, comparing again took 2 %.
         if track.shown is not None and track.shown.covers(claim, bindings, sight):
             return
         wanted = claim_status(claim, spec, sight, now=self._now())

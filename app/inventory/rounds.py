@@ -147,17 +147,18 @@ class Inventory:
             for known in self.of_claim(uid)
         )
 
-    def doubt(self, uid: ClaimUid, place: Place, *, sequences: Iterable[int]) -> ResourceId | None:
-        """A machine that one of the attempts with these sequences may have made, and that may as well be
-        somebody's copy (`Machine.maybe`).
+    def doubts(self, uid: ClaimUid, place: Place, *, sequences: Iterable[int]) -> list[ResourceId]:
+        """The machines that one of the attempts with these sequences may have made, and that may as well be
+        somebody's copies (`Machine.maybe`).
 
-        It counts until a complete round does not show it so any more.
+        Each counts until a complete round does not show it so any more.
         """
         wanted = frozenset(sequences)
-        for resource_id, (identity, _) in self._doubts.get(place, {}).items():
-            if identity.claim_uid == uid and identity.sequence in wanted:
-                return resource_id
-        return None
+        return sorted(
+            resource_id
+            for resource_id, (identity, _) in self._doubts.get(place, {}).items()
+            if identity.claim_uid == uid and identity.sequence in wanted
+        )
 
     def now(self) -> float:
         """This inventory's clock."""

@@ -115,8 +115,9 @@ class Core:
         sequences = [attempt.sequence for attempt in rows.unsettled()]
         recorded = {run.resource_id for run in rows.runs}
         for place in places:
-            found = self.inventory.doubt(claim.uid, place, sequences=sequences)
-            if found is not None and found not in recorded:
+            for found in self.inventory.doubts(claim.uid, place, sequences=sequences):
+                if found in recorded:
+                    continue
                 doubt = (
                     f"machine {found} may be the one that an unanswered request made, under another name:"
                     " give it its name back if it is, or delete it"

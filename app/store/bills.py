@@ -101,7 +101,7 @@ async def fetched(conn: AsyncConnection, *, provider: str, account: str, epoch: 
 
 
 # A bill that is whole may not name a machine at all. Of one that was shown, nothing is concluded from that:
-# its lines may come late. One that no list and no get has ever shown, accepted or not, was none.
+# its lines may come late. One that no list has ever shown, and nothing has shown running, was none.
 _COMPARABLE = text("""
     select l.run_id, coalesce(array_agg(b.usd::text) filter (where b.usd is not null), '{}') as lines,
         coalesce((select sum(s.dollar_seconds) from segment s where s.run_id = l.run_id), 0)

@@ -305,6 +305,16 @@ def a_decision(**changes: Any) -> Decision:
     return replace(made, **changes)
 
 
+async def test_a_character_that_no_column_takes_costs_no_other_pod_its_look(engine: AsyncEngine) -> None:
+    async with begin(engine) as conn:
+        await decisions.record(conn, [a_decision(message="a\0b"), a_decision(pod_uid="p-2")])
+        odd, other = await decisions.latest(conn, "p-1"), await decisions.latest(conn, "p-2")
+
+    assert odd is not None
+    assert odd.decision.message == "ab"
+    assert other is not None
+
+
 async def test_equal_looks_in_a_row_are_one_row(engine: AsyncEngine) -> None:
     placed = a_decision(outcome="placed", claim_uid="c-1", provider="modal", usd_per_hour=Decimal("0.10"))
     async with begin(engine) as conn:
