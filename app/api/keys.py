@@ -59,6 +59,8 @@ NAMESPACE_ANNOTATION: Final = f"{GROUP}/namespace"
 
 # Annotation of a NodeClaim: who the money is put down to, as the Pod said when it was placed.
 ATTRIBUTION_ANNOTATION: Final = f"{GROUP}/attribution"
+# Annotation of a NodeClaim: its machines that the database could not take down while it was away.
+UNRECORDED_ANNOTATION: Final = f"{GROUP}/unrecorded"
 TEAM_LABELS: Final = (f"{GROUP}/team", "team", "app.kubernetes.io/team")
 COST_CENTER_LABELS: Final = (f"{GROUP}/cost-center", "cost-center", "costcenter")
 

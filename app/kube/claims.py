@@ -3,6 +3,7 @@
 A claim is parsed in one place, here, so that no room reads what is rented or destroyed from anywhere else.
 """
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
@@ -15,7 +16,8 @@ from app.kube import paths
 from app.kube.client import Kube, Obj
 from app.kube.errors import Conflict, KubeError, Replaced
 from app.kube.patches import guards
-from app.provisioning.model import ClaimSpec, ClaimUnreadable, LiveClaim, Mark, MarkRefused
+from app.kube.unrecorded import annotation, unrecorded
+from app.provisioning.model import ClaimSpec, ClaimUnreadable, LiveClaim, Mark, MarkRefused, Unrecorded
 from providers.base import Accelerator, ClaimUid, Ref, ResourceId, Tier
 
 
@@ -129,6 +131,7 @@ class ClaimDoor:
             deleting="deletionTimestamp" in metadata,
             version=metadata["resourceVersion"],
             blank=not obj.get("status"),
+            unrecorded=unrecorded(obj),
         )
 
     async def mark(self, claim: ClaimSpec, mark: Mark, *, live: LiveClaim) -> None:
@@ -151,6 +154,16 @@ class ClaimDoor:
             ops = [*guards(seen, version=True), *fields]
         try:
             await self._kube.patch(paths.nodeclaim_status(claim.name), ops, kind="json", metadata_only=True)
+        except (Replaced, Conflict) as error:
+            raise MarkRefused(f"NodeClaim {claim.name}: {error}") from error
+        except KubeError as error:
+            raise ClaimUnreadable(f"NodeClaim {claim.name}: {error}") from error
+
+    async def remember(self, claim: ClaimSpec, machines: Sequence[Unrecorded], *, live: LiveClaim) -> None:
+        """In an annotation, since what a CRD of an earlier version does not know would be dropped unsaid."""
+        body = {"metadata": {"resourceVersion": live.version, "annotations": annotation(machines)}}
+        try:
+            await self._kube.patch(paths.nodeclaim(claim.name), body, kind="merge", metadata_only=True)
         except (Replaced, Conflict) as error:
             raise MarkRefused(f"NodeClaim {claim.name}: {error}") from error
         except KubeError as error:

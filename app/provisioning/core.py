@@ -6,7 +6,7 @@ One `Core` a replica. Nothing in it outlives the process but what the rows say.
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from decimal import Decimal
 from typing import Any
@@ -17,10 +17,19 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from app.inventory.accounts import Account, Accounts
 from app.inventory.budget import Urgency
+from app.inventory.identity import parse
 from app.inventory.rounds import AccountKey, Inventory, Known, Place
 from app.provisioning.lives import Life
 from app.provisioning.metrics import TERMINATE_FAILURES
-from app.provisioning.model import ClaimSpec, Leadership, LiveClaim
+from app.provisioning.model import (
+    ClaimPort,
+    ClaimSpec,
+    ClaimUnreadable,
+    Leadership,
+    LiveClaim,
+    MarkRefused,
+    Unrecorded,
+)
 from app.settings import Settings
 from app.store import rentals, seen
 from app.store.engine import StoreUnavailable, begin, single
@@ -217,6 +226,49 @@ class Core:
         )
         self.notify(claim.uid)
         return main == machine.ref.resource_id
+
+    async def remember(self, claim: ClaimSpec, machines: Sequence[Unrecorded], *, port: ClaimPort) -> bool:
+        """Have the claim remember what no row can take down now. False: it is not known to do so.
+
+        True as well where a live GET says that the claim is gone: then nobody is left who could remember.
+        """
+        try:
+            live = await port.look(claim)
+            if live is None:
+                return True
+            held = {one.ref.resource_id: one for one in live.unrecorded}
+            told = held | {
+                one.ref.resource_id: one
+                for one in machines
+                # what was shown says more than what was answered, and the first request for an end counts
+                if one.ref.resource_id not in held or (one.shown and not held[one.ref.resource_id].shown)
+            }
+            if told != held:
+                await port.remember(claim, list(told.values()), live=live)
+        except (ClaimUnreadable, MarkRefused) as error:
+            log.info("what has no row is not remembered yet", claim=claim.name, error=str(error))
+            return False
+        return True
+
+    async def record_remembered(self, claim: ClaimSpec, machine: Unrecorded, *, epoch: int) -> None:
+        """Write down a machine that only the claim remembers, after it is proven gone."""
+        identity = parse(machine.identity)
+        assert identity is not None, "looked at by the caller"
+        facts = RunFacts(
+            attempt=identity.attempt,
+            resource_id=machine.ref.resource_id,
+            region=machine.ref.region,
+            account_id=machine.account_id,
+            meters=meters_json(machine.meters),
+            usd_per_hour=usd_per_hour(machine.meters),
+            accepted=not machine.shown,
+            seen=machine.shown,
+            provider_created_at=machine.created_at,
+            terminate_asked_at=machine.asked_at,
+        )
+        async with single(self.engine) as conn:
+            await rentals.record(conn, claim.columns(), facts, outcome="found", epoch=epoch)
+        log.info("a machine of a time without a database is written down", resource=facts.resource_id)
 
     async def _ran_on(self, claim: ClaimSpec, known: Known) -> tuple[Meter, ...]:
         """The meters of a machine that is recorded now.

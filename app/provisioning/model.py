@@ -3,14 +3,14 @@
 An outcome says what the caller may do next; none of them is an exception, since every one is expected.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
 from enum import StrEnum
 from typing import Protocol
 
-from providers.base import DEFAULT_ACCOUNT, Accelerator, ClaimUid, Machine, Ref, RejectionKind, Tier
+from providers.base import DEFAULT_ACCOUNT, Accelerator, ClaimUid, Machine, Meter, Ref, RejectionKind, Tier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,16 +73,35 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Unrecorded:
+    """A machine that the store could not take down while it was away, as the claim itself remembers it.
+
+    For the books alone: nothing is ended by its word. ``shown``: a list or get has shown it; else only its
+    order was answered. ``asked_at``: when its end was asked for, by the clock of whoever asked, which nobody
+    compared with the database's; None: it was not.
+    """
+
+    ref: Ref
+    identity: str
+    meters: tuple[Meter, ...]
+    created_at: datetime | None
+    account_id: str | None
+    shown: bool
+    asked_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LiveClaim:
     """A claim as a live read showed it. ``version`` makes the next mark a compare-and-set.
 
-    ``blank``: it has no status at all yet.
+    ``blank``: it has no status at all yet. ``unrecorded``: machines that it remembers for the store.
     """
 
     mark: Mark | None
     deleting: bool
     version: str
     blank: bool = False
+    unrecorded: tuple[Unrecorded, ...] = ()
 
 
 class ClaimUnreadable(Exception):
@@ -106,6 +125,15 @@ class ClaimPort(Protocol):
 
     async def mark(self, claim: ClaimSpec, mark: Mark, *, live: LiveClaim) -> None:
         """Write the mark, and with it phase Provisioning, if the claim is still as ``live`` showed it.
+
+        Raises:
+            MarkRefused: it is not, or the claim is gone.
+            ClaimUnreadable: unknown whether it was written.
+        """
+        ...
+
+    async def remember(self, claim: ClaimSpec, machines: Sequence[Unrecorded], *, live: LiveClaim) -> None:
+        """Have the claim remember exactly these machines, if it is still as ``live`` showed it.
 
         Raises:
             MarkRefused: it is not, or the claim is gone.

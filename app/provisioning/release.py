@@ -4,6 +4,9 @@ It never sends a create. It commits ``ending`` before its first call, so that no
 afterwards; then it ends what is known, looks for what may be, and only says ``Released`` after both.
 """
 
+from collections.abc import Collection
+from datetime import UTC, datetime
+
 import structlog
 
 from app.inventory.accounts import Account
@@ -19,6 +22,7 @@ from app.provisioning.model import (
     Release,
     Released,
     Releasing,
+    Unrecorded,
     Why,
 )
 from app.provisioning.steps import reach
@@ -82,7 +86,7 @@ class Releaser:
             # After the commit, so that no later mark can be missed.
             live: LiveClaim | None = await port.look(claim)
         except ClaimUnreadable as error:
-            return await self._end_known(life, Why.NO_CLUSTER, str(error))
+            return await self._end_known(life, Why.NO_CLUSTER, str(error), leave=self._without_row(life))
         rows = await core.load(claim)
         if committed and rows.state != "ending":  # restored, or changed by another replica: begin anew
             life.ending_epoch = None
@@ -98,13 +102,14 @@ class Releaser:
         wrong = core.wrong_account(account) or core.marked_elsewhere(account, rows, live)
         if wrong is not None:
             return self._again(life, False, Why.WRONG_ACCOUNT, wrong)
-        if not await core.recall(life, account):
-            return await self._end_known(life, Why.TERMINATING, "what was shown before cannot be looked at")
+        recalled = await core.recall(life, account)
         known = core.machines(life)
         for machine in known:
             if all(run.resource_id != machine.ref.resource_id for run in rows.runs):
                 await core.adopt(life, machine, epoch=epoch)
                 rows = await core.load(claim)
+        if not recalled:
+            return await self._end_known(life, Why.TERMINATING, "what was shown before cannot be looked at")
         targets = self._targets(life, rows, known) | await self._hinted(life, account, rows)
         if reason not in NOBODY_READS:
             await save_tail(core, life, account)
@@ -125,6 +130,9 @@ class Releaser:
             return self._again(life, True, Why.UNKNOWN, doubt, unknown_s=unknown_s)
         if not await self._confirmed(life, account, targets):
             why = "a get by id still shows it, or gave no answer"
+            return self._again(life, True, Why.TERMINATING, why, unknown_s=unknown_s)
+        if not await self._write_remembered(life, account, rows, live, epoch):
+            why = "a machine of a time without a database cannot be looked at"
             return self._again(life, True, Why.TERMINATING, why, unknown_s=unknown_s)
         return await self._ended(life, list(targets.values()), epoch)
 
@@ -173,7 +181,7 @@ class Releaser:
 
         Whoever may edit the status could name any machine there; only its identity is believed.
         """
-        hint, uid = life.claim.instance, life.claim.uid
+        hint = life.claim.instance
         if hint is None or any(run.resource_id == hint.resource_id for run in rows.runs):
             return {}
         try:
@@ -181,9 +189,8 @@ class Releaser:
         except ProviderError as error:
             log.info("get failed", resource=hint.resource_id, error=str(error))
             return {}
-        identity = parse(machine.identity) if machine is not None else None
-        ours = identity is not None and identity.installation == self._core.installation
-        return {hint.resource_id: hint} if ours and identity and identity.claim_uid == uid else {}
+        ours = machine is not None and self._is_ours(life.claim, machine.identity)
+        return {hint.resource_id: hint} if ours else {}
 
     async def _terminate(
         self, life: Life, account: Account, rows: Rows, targets: dict[ResourceId, Ref]
@@ -268,6 +275,39 @@ class Releaser:
                 return False
         return True
 
+    async def _write_remembered(
+        self, life: Life, account: Account, rows: Rows, live: LiveClaim | None, epoch: int
+    ) -> bool:
+        """Write down what only the claim remembers, nothing of it being there any more. False: not yet.
+
+        Whoever may edit the claim could name any machine there: of one that is there, its own identity says
+        whose it is; of one that is gone, there is nothing left to end.
+        """
+        core, claim = self._core, life.claim
+        for machine in live.unrecorded if live is not None else ():
+            recorded = any(run.resource_id == machine.ref.resource_id for run in rows.runs)
+            if recorded or not self._is_ours(claim, machine.identity):
+                continue
+            try:
+                there = await core.get(account, machine.ref)
+            except ProviderError as error:
+                log.info("get failed", resource=machine.ref.resource_id, error=str(error))
+                return False
+            if there is None:
+                await core.record_remembered(claim, machine, epoch=epoch)
+            elif self._is_ours(claim, there.identity):
+                return False  # known from now on
+        return True
+
+    def _is_ours(self, claim: ClaimSpec, name: str | None) -> bool:
+        """Whether this name is of a machine that was made for the claim."""
+        identity = parse(name)
+        return (
+            identity is not None
+            and identity.installation == self._core.installation
+            and identity.claim_uid == claim.uid
+        )
+
     async def _ended(self, life: Life, refs: list[Ref], epoch: int) -> Release:
         core, claim = self._core, life.claim
         reach("ended.before")
@@ -285,8 +325,10 @@ class Releaser:
         core.notify(claim.uid)
         return Released()
 
-    async def _end_known(self, life: Life, why: Why, message: str) -> Release:
-        """Terminate what is known and conclude nothing."""
+    async def _end_known(
+        self, life: Life, why: Why, message: str, *, leave: Collection[ResourceId] = ()
+    ) -> Release:
+        """Terminate what is known, but for ``leave``, and conclude nothing."""
         core, claim = self._core, life.claim
         account = core.accounts.get(claim.key)
         if account is None:
@@ -298,16 +340,37 @@ class Releaser:
             targets |= await self._hinted(life, account, NO_ROWS)
         accepted = bool(targets)
         for resource_id, ref in sorted(targets.items()):
-            if resource_id not in life.terminated:
-                if await core.terminate(life, account, ref) is None:
-                    accepted = False
-                else:
-                    life.terminated[resource_id] = core.clock()
+            if resource_id in life.terminated:
+                continue
+            if resource_id in leave or await core.terminate(life, account, ref) is None:
+                accepted = False
+            else:
+                life.terminated[resource_id] = core.clock()
         return self._again(life, accepted, why, message)
 
+    def _without_row(self, life: Life) -> dict[ResourceId, Known]:
+        """Machines to be ended that no row may have: neither the rental's own nor the one that people see."""
+        instance = life.claim.instance
+        recorded = {
+            ref.resource_id for ref in (life.ref, instance) if ref is not None
+        } | life.terminated.keys()
+        known = {one.ref.resource_id: one for one in self._core.machines(life) if one.machine.exists}
+        return {resource_id: one for resource_id, one in known.items() if resource_id not in recorded}
+
     async def _without_store(self, life: Life, port: ClaimPort, why: Why) -> Release:
-        """Teardown goes on from the claim's status; the end waits for the rows."""
-        release = await self._end_known(life, why, "the store cannot be used: the end waits for it")
+        """Teardown goes on from the claim's status; the end waits for the rows.
+
+        What has no row is remembered by the claim before it is ended: else, should we die before the database
+        is back, nobody would know that it was ever there. Where neither can take it down it waits, which is
+        not for long: without the cluster we do not lead for long.
+        """
+        core, claim = self._core, life.claim
+        nameless = self._without_row(life)
+        told = [_unrecorded(one, account_id=core.account_id(claim)) for one in nameless.values()]
+        if not told or await core.remember(claim, told, port=port):
+            nameless = {}
+        message = "the store cannot be used: the end waits for it"
+        release = await self._end_known(life, why, message, leave=nameless)
         if isinstance(release, Releasing) and not release.accepted:
             try:
                 live = await port.look(life.claim)
@@ -323,3 +386,17 @@ class Releaser:
         life.waiting = True
         after_s = self._core.backoff(life)
         return Releasing(accepted=accepted, why=why, message=message, after_s=after_s, unknown_s=unknown_s)
+
+
+def _unrecorded(known: Known, *, account_id: str | None) -> Unrecorded:
+    """A machine that is about to be ended, for the claim to remember. There is no clock but our own."""
+    machine = known.machine
+    return Unrecorded(
+        ref=machine.ref,
+        identity=machine.identity or "",
+        meters=machine.meters,
+        created_at=machine.created_at,
+        account_id=account_id,
+        shown=True,
+        asked_at=datetime.now(UTC),
+    )

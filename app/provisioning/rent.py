@@ -36,6 +36,7 @@ from app.provisioning.model import (
     Policy,
     Refused,
     Rented,
+    Unrecorded,
     Waiting,
     Why,
 )
@@ -436,13 +437,17 @@ class Renter:
         sent_back: Outcome | None = None
         # Recorded and sent back together, or neither.
         transaction = begin if unfit is not None else single
-        async with transaction(core.engine) as conn:
-            state, main = await rentals.record(
-                conn, claim.columns(), facts, outcome="accepted", epoch=call.epoch
-            )
-            ours = state == "live" and main == answer.ref.resource_id
-            if ours and unfit is not None:
-                sent_back = await self._send_back(conn, life, unfit, call.policy, call.epoch)
+        try:
+            async with transaction(core.engine) as conn:
+                state, main = await rentals.record(
+                    conn, claim.columns(), facts, outcome="accepted", epoch=call.epoch
+                )
+                ours = state == "live" and main == answer.ref.resource_id
+                if ours and unfit is not None:
+                    sent_back = await self._send_back(conn, life, unfit, call.policy, call.epoch)
+        except StoreUnavailable:  # should we die before it is back, and the machine end by itself
+            await core.remember(claim, [_unrecorded(attempt, answer, facts)], port=call.port)
+            raise
         reach("record.after")
         life.state, life.tries, life.waiting = ("ending" if sent_back else state), 0, False
         core.note_account(claim.key, facts.account_id)
@@ -651,6 +656,18 @@ def _attempt_of(
         ceiling_usd_per_hour=ceiling,
         options=claim.options,
         pins=pins or {},
+    )
+
+
+def _unrecorded(attempt: Attempt, answer: Accepted, facts: RunFacts) -> Unrecorded:
+    """A machine whose order was answered, for the claim to remember."""
+    return Unrecorded(
+        ref=answer.ref,
+        identity=attempt.identity,
+        meters=answer.meters,
+        created_at=answer.created_at,
+        account_id=facts.account_id,
+        shown=False,
     )
 
 

@@ -180,6 +180,8 @@ _STRAYS = text(f"""
             and b.fetched_at <= now() - make_interval(secs => cast(:settle_s as float8))
             and not exists (select from run r where r.provider = b.provider and r.account = b.account
                 and r.resource_id = b.resource_id)
+            -- whoever releases its claim may yet write it down; it would count twice then
+            and not exists (select from rental l where l.claim_uid = b.claim_uid and l.state <> 'ended')
             and not exists (select from billing_adjustment j where j.key = 'bill:' || b.provider || ':'
                 || b.account || ':' || b.resource_id)
         group by 1, 2, 3, 4 having bool_and(b.final) and sum(b.usd) <> 0

@@ -366,6 +366,7 @@ class RunFacts:
     seen: bool
     provider_created_at: datetime | None
     clock_offset_s: float | None = None
+    terminate_asked_at: datetime | None = None  # by another clock, and so kept within what can be true
 
 
 # A second machine of one attempt (a replay outside its promise) gets no attempt number: the pair is unique.
@@ -382,7 +383,8 @@ _RECORD = text("""
     ), fact as (
         insert into run (claim_uid, attempt, provider, account, account_id, resource_id, region, tier,
             accelerator, pool, pod_namespace, pod_name, pod_uid, meters, usd_per_hour, ceiling_usd_per_hour,
-            clock_offset_s, requested_at, accepted_at, first_seen_at, provider_created_at, extra, source)
+            clock_offset_s, requested_at, accepted_at, first_seen_at, provider_created_at, terminate_asked_at,
+            extra, source)
         select :claim_uid,
             case when exists (select from run where claim_uid = :claim_uid and attempt = :attempt
                 and resource_id <> :resource_id) then null else cast(:attempt as int) end,
@@ -393,7 +395,10 @@ _RECORD = text("""
             :clock_offset_s,
             (select created_at from provision_attempt where claim_uid = :claim_uid and number = :attempt),
             case when :accepted then clock_timestamp() end, case when :seen then clock_timestamp() end,
-            :provider_created_at,
+            cast(:provider_created_at as timestamptz),
+            case when cast(:terminate_asked_at as timestamptz) is not null then least(clock_timestamp(),
+                greatest(cast(:terminate_asked_at as timestamptz), cast(:provider_created_at as timestamptz)))
+                end,
             not exists (select from won) and exists (select from rental where claim_uid = :claim_uid
                 and resource_id is not null and resource_id <> :resource_id),
             case when exists (select from provision_attempt where claim_uid = :claim_uid
@@ -402,6 +407,7 @@ _RECORD = text("""
             accepted_at = coalesce(run.accepted_at, excluded.accepted_at),
             first_seen_at = coalesce(run.first_seen_at, excluded.first_seen_at),
             provider_created_at = coalesce(run.provider_created_at, excluded.provider_created_at),
+            terminate_asked_at = coalesce(run.terminate_asked_at, excluded.terminate_asked_at),
             clock_offset_s = coalesce(run.clock_offset_s, excluded.clock_offset_s),
             meters = case when run.meters = '[]'::jsonb then excluded.meters else run.meters end,
             usd_per_hour = coalesce(run.usd_per_hour, excluded.usd_per_hour)
@@ -436,6 +442,7 @@ async def record(
         "accepted": facts.accepted,
         "seen": facts.seen,
         "provider_created_at": facts.provider_created_at,
+        "terminate_asked_at": facts.terminate_asked_at,
     }
     row = (await conn.execute(_RECORD, values)).one()
     return row.state, row.resource_id

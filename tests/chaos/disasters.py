@@ -191,12 +191,22 @@ async def stumbling(plane: ControlPlane) -> AsyncIterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
-async def confirm(world: World) -> bool:
-    """A person looks at what holds the sweeps, and lets them go on; whether anything did."""
-    if not await world.rows("select 1 from installation where held_since is not null"):
-        return False
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """What holds the sweeps until a person has looked."""
+
+    since: datetime
+    reason: str
+
+
+async def held(world: World) -> Hold | None:
+    rows = await world.rows("select held_since, held_reason from installation where held_since is not null")
+    return Hold(rows[0]["held_since"], rows[0]["held_reason"]) if rows else None
+
+
+async def confirm(world: World) -> None:
+    """A person lets the sweeps go on."""
     url = world.postgres.url_of(world.database)
     argv = [sys.executable, "-m", "app.cli", "hold", "release", "--yes"]
     env = {**os.environ, "NEBULA_DATABASE_URL": url}
     await asyncio.to_thread(subprocess.run, argv, env=env, check=True, capture_output=True)
-    return True

@@ -100,6 +100,7 @@ class Seed:
     story: list[str] = field(default_factory=list)
     wanted: dict[str, Obj] = field(default_factory=dict)
     orphans: set[str] = field(default_factory=set)
+    torn: set[str] = field(default_factory=set)  # UIDs of claims whose finalizer was taken off by hand
     rng: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
@@ -312,15 +313,19 @@ class Seed:
         path = f"{self._path(body['kind'])}/{name}?propagationPolicy=Background"
         await self._insist(lambda: self.world.kube.delete(path))
 
-    async def _some_claim(self, rng: random.Random) -> str | None:
-        found: list[str] = []
+    async def _claims_now(self) -> list[Obj]:
+        found: list[Obj] = []
 
-        async def names() -> bool:
+        async def answered() -> bool:
             nonlocal found
-            found = sorted(claim["metadata"]["name"] for claim in await self.world.claims())
+            found = await self.world.claims()
             return True
 
-        await self.world.until("the API server answers", names)
+        await self.world.until("the API server answers", answered)
+        return found
+
+    async def _some_claim(self, rng: random.Random) -> str | None:
+        found = sorted(claim["metadata"]["name"] for claim in await self._claims_now())
         return rng.choice(found) if found else None
 
     async def _lie(self, rng: random.Random) -> str:
@@ -340,6 +345,9 @@ class Seed:
 
     async def _take_finalizer(self, name: str) -> None:
         none = {"metadata": {"finalizers": None}}
+        self.torn |= {
+            one["metadata"]["uid"] for one in await self._claims_now() if one["metadata"]["name"] == name
+        }
         await self._insist(lambda: self.world.kube.patch(paths.nodeclaim(name), none, kind="merge"))
 
     async def _tear(self, rng: random.Random) -> str:
@@ -432,7 +440,7 @@ class Seed:
             "select r.resource_id, l.billed_at from run r left join ledger_run l on l.run_id = r.id"
             f" where r.pod_namespace = '{self.namespace}'"
         )
-        missing = {one["id"] for one in await self.machines() if not self._was_lost(one)}
+        missing = {one["id"] for one in await self.machines() if self._was_torn(one)}
         missing -= {*self.orphans, *(row["resource_id"] for row in rows)}
         return all(row["billed_at"] for row in rows) and missing <= (await self._strays()).keys()
 
@@ -446,10 +454,15 @@ class Seed:
             for id_, one in machines.items()
             if id_ not in runs and not one["phantom"] and not self._was_lost(one)
         ]
-        if self.tells_bills and self.disasters.beside:
-            # Whoever had seen it could not write it down, ended it, and died: the cloud's bill still tells.
+        if self.tells_bills and self.disasters.beside and self.torn:
+            # Whoever had seen it could not write it down, nor have its claim remember it, ended it, and died:
+            # the cloud's bill still tells.
             strays = await self._strays()
-            missing = [one for one in missing if strays.get(one["id"]) != Decimal(one["bill_usd"])]
+            missing = [
+                one
+                for one in missing
+                if not self._was_torn(one) or strays.get(one["id"]) != Decimal(one["bill_usd"])
+            ]
         assert not missing, f"not in our rows: {missing}"
         assert runs.keys() <= machines.keys(), f"not in the cloud's books: {runs.keys() - machines.keys()}"
         names = [one["name"] for one in machines.values() if not one["phantom"]]
@@ -476,6 +489,11 @@ class Seed:
         gone, made = _gone_at(machine), _time(machine["created_at"])
         lost = self.disasters.restores
         return any(one.of - UNHEARD < gone < one.at + UNHEARD and made < one.at for one in lost)
+
+    def _was_torn(self, machine: Obj) -> bool:
+        """Whether its claim may have been gone before its machine: then no finalizer has waited for the rows."""
+        identity = parse(machine["name"])
+        return identity is not None and identity.claim_uid in self.torn and not self._was_lost(machine)
 
     async def _strays(self) -> dict[str, Decimal]:
         """Dollars in the ledger for machines that only the cloud's bill knows."""

@@ -63,6 +63,12 @@ class Releasing(Base):
                     if self.on(Clause.TERMINATE_REPEATS):
                         life.terminated.pop(machine_id, None)
                     return False
+        for machine_id in live.unrecorded if live is not None else ():
+            if machine_id not in rental.runs:
+                if (yield from self.get(machine_id)) is not None:
+                    return False
+                run = Run(machine_id, self.world.machines[machine_id].attempt, None, seen=True)
+                yield from self.record(uid, run, "found", epoch)
         return (yield from self._end(life, epoch))
 
     def _terminate(self, life: Life, rental: Rental, targets: set[int]) -> Steps[bool]:
@@ -149,8 +155,17 @@ class Releasing(Base):
         if live is not None and live.wanted:
             return False
         targets = {known.machine.id for known in self.machines(life.uid)}
+        nameless = targets - life.terminated.keys() - {life.main}
         if live is not None and live.instance is not None:
             targets.add(live.instance)
+            nameless.discard(live.instance)
+        if live is not None and nameless - set(live.unrecorded) and self.on(Clause.REMEMBERED):
+            told = tuple(sorted({*live.unrecorded, *nameless}))
+            yield 0
+            try:
+                self.world.write_unrecorded(life.uid, told, version=live.version)
+            except Refused:
+                return False
         for machine_id in sorted(targets - life.terminated.keys()):
             yield 0
             try:

@@ -286,6 +286,15 @@ class Schedule:
                 return f"the rental of claim {uid} stays {rental.state}"
             if any(not run.gone for run in rental.runs.values()):
                 return f"a run of claim {uid} stays open: it would be billed for ever"
+        return None if self.world.restored else self._unbilled()
+
+    def _unbilled(self) -> str | None:
+        """A machine that we ended has its run, unless its claim was torn out, or its row lost."""
+        for machine in self.world.machines.values():
+            rental = self.world.rows.rentals.get(machine.uid)
+            known = rental is not None and machine.id in rental.runs
+            if machine.asked and self.world.claims[machine.uid].released and not known:
+                return f"machine {machine.id} of claim {machine.uid} was ended, and nobody has its run"
         return None
 
 

@@ -93,6 +93,7 @@ WITNESSES: dict[Clause, Witness | Told] = {
     Clause.STRICT_END: Told(stories.the_store_is_restored_under_a_release),
     Clause.FINALIZER_LAST: Witness(89),
     Clause.ROWS_FIRST: Witness(499),
+    Clause.REMEMBERED: Witness(176),
 }
 
 

@@ -52,6 +52,7 @@ class Machine:
     lists_at: int
     gets_at: int
     gone_at: int | None = None
+    asked: bool = False  # ghost: we have asked for its end, and the cloud has taken it
     hidden_from: set[str] = field(default_factory=set)
 
     def alive(self, now: int) -> bool:
@@ -83,6 +84,7 @@ class Claim:
     gone: bool = False
     mark: tuple[int, int] | None = None  # sequence, send_by
     instance: int | None = None
+    unrecorded: tuple[int, ...] = ()  # machines that no row could take down
     bound: int | None = None  # ghost: the machine that a caller was told of
     released: bool = False  # ghost: release has said so
 
@@ -241,6 +243,12 @@ class World:
             raise Refused
         claim.mark, claim.version = mark, claim.version + 1
 
+    def write_unrecorded(self, uid: int, machines: tuple[int, ...], *, version: int) -> None:
+        claim = self.claims[uid]
+        if claim.gone or claim.version != version:
+            raise Refused
+        claim.unrecorded, claim.version = machines, claim.version + 1
+
     def tell_bound(self, uid: int, machine: int) -> None:
         """A caller was told that this machine is the claim's: it is on the status from now on."""
         claim = self.claims[uid]
@@ -374,6 +382,7 @@ class World:
             raise Unknown
         if self.now < machine.gets_at or not machine.alive(self.now):
             return "not_found"
+        machine.asked = True
         if not self.chance(self.faults.ignored) and machine.gone_at is None:
             machine.gone_at = self.now + (self.below(END_LAG) if self.chance(self.faults.late) else 0)
         self.note(f"{who} ends machine {machine_id}: gone at {machine.gone_at}")

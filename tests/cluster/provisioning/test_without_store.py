@@ -2,16 +2,20 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from datetime import datetime
+from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from app.api import keys
 from app.inventory.identity import new_installation
 from app.kube import paths
 from app.kube.claims import ClaimDoor
 from app.kube.client import Kube
-from app.provisioning.model import ClaimSpec, LiveClaim, Releasing, Waiting, Why
+from app.provisioning.model import ClaimSpec, LiveClaim, Releasing, Unrecorded, Waiting, Why
 from app.store.devserver import DevPostgres
 from app.store.engine import create_engine
 from app.store.installation import next_epoch
@@ -133,3 +137,106 @@ async def test_a_new_leader_without_a_store_tears_down_from_the_claims_status(
         assert release.accepted
         await bench.cloud.until(lambda truth: all(m["state"] == "gone" for m in truth["machines"]))
         await asyncio.to_thread(server.start)
+
+
+def _stop_after_the_answer(bench: Bench, claim: ClaimSpec, server: DevPostgres) -> None:
+    """The store goes between the cloud's answer to the next create and the row for it."""
+    account = bench.accounts.get(claim.key)
+    assert account is not None
+    provision = account.provider.provision
+
+    async def answered(*args: Any, **named: Any) -> Any:
+        answer = await provision(*args, **named)
+        await asyncio.to_thread(server.stop)
+        return answer
+
+    account.provider.provision = answered  # type: ignore[method-assign]
+
+
+async def test_a_machine_ended_without_a_store_by_a_leader_that_then_died_has_its_run(
+    bench: Bench, server: DevPostgres
+):
+    """No row had taken it down, and nothing is there of it when rows can be written again: its claim tells."""
+    async with bench.running():
+        claim = await bench.claim()
+        _stop_after_the_answer(bench, claim, server)
+        outcome = await bench.ensure_once(claim)
+        assert isinstance(outcome, Waiting)
+        assert outcome.why is Why.NO_STORE
+        await bench.until(lambda: bool(bench.provisioning.inventory.of_claim(claim.uid)))
+
+        async with asyncio.timeout(15):
+            while not (release := await bench.release_once(claim)).accepted:
+                await asyncio.sleep(0.05)
+        assert isinstance(release, Releasing)
+        await bench.cloud.until(lambda truth: all(m["state"] == "gone" for m in truth["machines"]))
+        (machine,) = await bench.cloud.machines()
+
+    await asyncio.to_thread(server.start)
+    async with bench.running():
+        await bench.release(claim)
+
+        (run,) = await bench.rows("select * from run")
+        assert run.resource_id == machine["id"]
+        assert run.usd_per_hour == Decimal("4.00")
+        assert run.provider_created_at == datetime.fromisoformat(machine["created_at"])
+        assert run.provider_created_at <= run.terminate_asked_at <= run.gone_at
+        assert (await bench.row("select outcome from provision_attempt")).outcome == "found"
+
+
+async def test_a_machine_whose_order_was_answered_without_a_store_has_its_run_though_nobody_saw_it(
+    bench: Bench, server: DevPostgres
+):
+    async with bench.running(list_rest_s=600, list_busy_s=600):
+        claim = await bench.claim()
+        _stop_after_the_answer(bench, claim, server)
+        await bench.ensure_once(claim)
+        (machine,) = await bench.cloud.machines()
+        await bench.cloud.remove(machine["id"])
+
+    await asyncio.to_thread(server.start)
+    async with bench.running():
+        await bench.release(claim)
+
+        (run,) = await bench.rows("select * from run")
+        assert (run.resource_id, run.terminate_asked_at) == (machine["id"], None)
+        assert run.gone_at is not None
+
+
+async def test_what_somebody_wrote_into_a_claims_memory_ends_nothing_and_is_billed_to_nobody(
+    bench: Bench, server: DevPostgres
+):
+    """Another claim's machine there, under an identity as of this claim."""
+    async with bench.running():
+        victim = await bench.rented(await bench.claim())
+        claim = await bench.claim()
+        await bench.cloud.add_fault("lost", verb="create", times=1, when="before")
+        await bench.ensure_once(claim)
+        attempt = await bench.row("select identity from provision_attempt where claim_uid = :u", u=claim.uid)
+        live = await bench.door.look(claim)
+        assert live is not None
+        lie = Unrecorded(
+            ref=victim.ref,
+            identity=attempt.identity,
+            meters=(),
+            created_at=None,
+            account_id=None,
+            shown=True,
+        )
+        await bench.door.remember(claim, [lie], live=live)
+
+        await bench.release(claim)
+
+        assert [machine["id"] for machine in await bench.cloud.alive()] == [victim.ref.resource_id]
+        assert (await bench.row("select count(*) as n from run where claim_uid = :u", u=claim.uid)).n == 0
+
+
+async def test_a_memory_that_cannot_be_read_is_none(bench: Bench):
+    claim = await bench.claim()
+    body = {"metadata": {"annotations": {keys.UNRECORDED_ANNOTATION: '[{"instanceID": 1}]'}}}
+    await bench.kube.patch(paths.nodeclaim(claim.name), body, kind="merge")
+
+    live = await bench.door.look(claim)
+
+    assert live is not None
+    assert live.unrecorded == ()
