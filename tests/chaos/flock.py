@@ -74,7 +74,7 @@ class Flock:
             seed.tell("-- the faults stop")
 
     async def _confirm(self) -> None:
-        """A person looks at what holds the sweeps, and lets them go on, where what was done here explains it."""
+        """A person looks at what holds the sweeps, and lets them go on if what was done here explains it."""
         with suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
             hold = await held(self.world)
             if hold is None:

@@ -440,7 +440,7 @@ class Seed:
             "select r.resource_id, l.billed_at from run r left join ledger_run l on l.run_id = r.id"
             f" where r.pod_namespace = '{self.namespace}'"
         )
-        missing = {one["id"] for one in await self.machines() if self._was_torn(one)}
+        missing = {one["id"] for one in await self.machines() if self._was_torn(one) and self._cost(one)}
         missing -= {*self.orphans, *(row["resource_id"] for row in rows)}
         return all(row["billed_at"] for row in rows) and missing <= (await self._strays()).keys()
 
@@ -491,9 +491,14 @@ class Seed:
         return any(one.of - UNHEARD < gone < one.at + UNHEARD and made < one.at for one in lost)
 
     def _was_torn(self, machine: Obj) -> bool:
-        """Whether its claim may have been gone before its machine: then no finalizer has waited for the rows."""
+        """Whether its claim may have been gone before its machine: no finalizer has waited for the rows."""
         identity = parse(machine["name"])
         return identity is not None and identity.claim_uid in self.torn and not self._was_lost(machine)
+
+    @staticmethod
+    def _cost(machine: Obj) -> bool:
+        """Whether the cloud charges anything for it."""
+        return not machine["phantom"] and Decimal(machine["bill_usd"]) != 0
 
     async def _strays(self) -> dict[str, Decimal]:
         """Dollars in the ledger for machines that only the cloud's bill knows."""
