@@ -249,12 +249,15 @@ class Releaser:
         core, claim, now = self._core, life.claim, self._core.clock()
         if life.look_from is None:
             life.look_from = now
-        first = max([life.look_from, *life.terminated.values()])
-        waits: list[float] = []  # seconds from now; below zero once the moment is past
-        for attempt in rows.attempts:
-            if attempt.outcome is None or attempt.sends > 1:
-                waits.append(attempt.send_by_in_s + account.provision_timeout_s + account.settle_after_s)
-        waits += [self._until_s(run, rows, account) for run in rows.runs if not run.seen and not run.gone]
+        # Seconds from now; below zero once the moment is past. What may be there without an id that a get
+        # could be asked for must be missing from two lists that had to show it.
+        nameless = [
+            attempt.send_by_in_s + account.provision_timeout_s + account.settle_after_s
+            for attempt in rows.attempts
+            if attempt.outcome is None or attempt.sends > 1
+        ]
+        first = max([life.look_from, *life.terminated.values(), *(now + wait_s for wait_s in nameless)])
+        waits = [self._until_s(run, rows, account) for run in rows.runs if not run.seen and not run.gone]
         regions = {attempt.region for attempt in rows.attempts} | {run.region for run in rows.runs}
         places = core.places(claim, regions | {claim.region})
         later = max([first, *(now + wait_s for wait_s in waits)])

@@ -559,10 +559,11 @@ class Renter:
         pending = rows.unsettled()
         regions = {attempt.region for attempt in rows.attempts} | {claim.region}
         places = core.places(claim, regions)
-        later = now + max(_lasts_s(attempt, call.account) for attempt in pending)
+        # Both lists, not the later one alone: a list may leave out, once, what the one before it was too
+        # early to show.
+        since = max(life.look_from, now + max(_lasts_s(attempt, call.account) for attempt in pending))
         if places is not None and all(
-            core.inventory.absent(claim.uid, place, first_after=life.look_from, later_after=later)
-            for place in places
+            core.inventory.absent(claim.uid, place, first_after=since, later_after=since) for place in places
         ):
             if (doubt := core.doubt(claim, places, rows)) is not None:
                 return self._unknown(life, None, doubt, for_s=max(attempt.age_s for attempt in pending))

@@ -320,7 +320,11 @@ async def _open(engine: AsyncEngine) -> AsyncConnection:
         # several is writable. The pool raises the middle one after some dead connections in a row.
         raise StoreUnavailable(_text(error)) from error
     except Exception as error:
-        if (found := _unavailable(error, uncertain=False)) is None:
+        # Whatever a server says while it is connected to, it says before any statement: a database that takes
+        # no connections for the moment it is put back has a code (55000) that statements have as well.
+        if (found := _unavailable(error, uncertain=False)) is None and (state := _sqlstate(error)) is not None:
+            found = StoreUnavailable(_text(error), sqlstate=state)
+        if found is None:
             raise
         raise found from error
 

@@ -155,9 +155,10 @@ class Flock:
                         seed.tell(f"-- {what} after {time.monotonic() - began_s:.1f} s")
                         waiting.remove(seed)
             if time.monotonic() > began_s + REST_S:
-                told = await self.world.told()
                 for seed in waiting:
-                    await self._fail(seed, f"not within {REST_S:g} s: {what}\n{told}")
+                    told = await seed.world.told()
+                    left = await seed.left()
+                    await self._fail(seed, f"not within {REST_S:g} s: {what}\n{left}\n{told}")
                 return
             if time.monotonic() > confirmed_s + CONFIRM_EVERY_S:
                 await self._confirm()

@@ -432,6 +432,16 @@ class Seed:
         )
         return not left
 
+    async def left(self) -> str:
+        """Its rows that are not closed, for whoever has to look at a failure."""
+        with suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+            rows = await self.world.rows(
+                f"select * from rental where state <> 'ended' and pod_namespace = '{self.namespace}'"
+            )
+            runs = [run for run in await self._runs() if run["gone_at"] is None]
+            return "\n".join(str(dict(row)) for row in (*rows, *runs))
+        return "the rows cannot be read"
+
     async def is_billed(self, _seen: Seen) -> bool:
         """The cloud's bill was compared with every run, if it tells one."""
         if not self.tells_bills:

@@ -32,6 +32,7 @@ class Clause(StrEnum):
     UNKNOWN_WAITS = "7: after an unknown outcome nothing is sent until it is settled"
     TWO_LISTS = "7: absent means two complete lists"
     SETTLE_AFTER = "7: the later list begins settle_after past send_by and the client's time-out"
+    BOTH_SETTLE = "7: and so does the earlier one: a list may leave out once what was too young for that"
     SHOWN_IS_FOUND = "7: what any round has shown is there until a get says otherwise"
     GONE_BY_GET = "7: two complete lists without a recorded machine do not make it gone: a get does"
     REPLAY_OPEN = "7: only while the rental is open is an attempt sent again"

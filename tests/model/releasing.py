@@ -112,19 +112,23 @@ class Releasing(Base):
         first = life.look_from
         if self.on(Clause.AFTER_TERMINATE):
             first = max([first, *life.terminated.values()])
+        nameless: list[int] = []
         waits: list[int] = []
         found = {run.attempt for run in rental.runs.values()}
         for attempt in rental.attempts:
             if not self.on(Clause.EVERY_ATTEMPT) and found:
                 continue
             if attempt.outcome is None or attempt.sends > 1:
-                waits.append(attempt.send_by + TIMEOUT + SETTLE)
+                nameless.append(attempt.send_by + TIMEOUT + SETTLE)
         if self.on(Clause.NEVER_SHOWN_WAITS):
             waits += [
                 self._until(run, rental) for run in rental.runs.values() if not run.seen and not run.gone
             ]
         if not self.on(Clause.SETTLE_AFTER):
-            waits = []
+            waits, nameless = [], []
+        if self.on(Clause.BOTH_SETTLE):
+            first = max([first, *nameless])
+        waits += nameless
         return self.absent(life.uid, first_after=first, later_after=max([first, *waits]))
 
     def _end(self, life: Life, epoch: int) -> Steps[bool]:

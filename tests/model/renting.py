@@ -91,7 +91,8 @@ class Renting(Base):
         later = max(attempt.send_by for attempt in pending) + TIMEOUT + SETTLE
         if not self.on(Clause.SETTLE_AFTER):
             later = life.look_from
-        if self.absent(life.uid, first_after=life.look_from, later_after=later):
+        first = max(life.look_from, later) if self.on(Clause.BOTH_SETTLE) else life.look_from
+        if self.absent(life.uid, first_after=first, later_after=later):
             for attempt in pending:
                 yield from self.settle(life.uid, attempt.number, "absent", epoch)
             life.look_from = None

@@ -101,14 +101,32 @@ class Stage:
         if (yield from controller.release(1)):
             self.claim.released = True
 
-    def lose_answer(self, *, effect: bool) -> None:
-        """The next creates are sent, and their answers are lost."""
-        self.world.faults.lost = 1.0
+    def lose_answer(self, *, effect: bool, late: bool = False) -> None:
+        """The next creates are sent, and their answers are lost. ``late``: effect and sight come last of all."""
+        self.world.faults.lost, self.world.faults.late = 1.0, float(late)
+        self.world.below = lambda limit: limit - 1  # type: ignore[method-assign]
         self.world.chance = lambda odds: odds == 1.0 or (odds == 0.7 and effect)  # type: ignore[method-assign]
 
     def answer(self) -> None:
-        self.world.faults.lost = 0.0
+        self.world.faults.lost = self.world.faults.late = 0.0
         self.world.chance = lambda _odds: False  # type: ignore[method-assign]
+
+    def list_once(self, controller: Controller, *, without: bool = False) -> None:
+        """One complete list, asked for now; ``without``: it leaves out what it may."""
+        if without:
+            self.world.faults.flap = 1.0
+            self.world.chance = lambda odds: odds == 1.0  # type: ignore[method-assign]
+        duty = controller.poll()
+        while next(duty) <= self.world.now:
+            pass
+        self.world.faults.flap = 0.0
+        self.answer()
+
+    def until(self, tick: int) -> None:
+        """The leader leads on until then."""
+        while self.world.now < tick:
+            self.world.tick()
+            self.renew()
 
     def hide(self) -> Machine:
         """The newest machine is shown to nobody for as long as that may be."""
@@ -198,18 +216,26 @@ def a_former_leader_settles_what_its_successor_sends_again(stage: Stage) -> None
 
 
 def a_former_leader_marks_over_its_successor(stage: Stage) -> None:
-    """It stood still between its intent and its mark."""
+    """It stood still between its intent and its mark; a restore gave its number to its successor, and another
+    one leaves only the mark, whose send_by is the former leader's, long past."""
     old = stage.a.ensure(1)
     stage.asks(old, 2)
     next(old)
     stage.pass_time(LEASE + 1)
+    stage.world.restore()
     stage.lead(stage.b)
     stage.lose_answer(effect=True)
     stage.end(stage.b.ensure(1))
     stage.hide()
     stage.answer()
     stage.end(old)
+    stage.world.restore()
+    stage.b.epoch = None
     stage.renew()
+    stage.lead(stage.b)
+    stage.end(stage.b.ensure(1))
+    stage.list_twice(stage.b)
+    stage.end(stage.b.ensure(1))
     stage.end(stage.b.ensure(1))
 
 
@@ -265,6 +291,62 @@ def a_lost_machine_is_shown_late(stage: Stage) -> None:
     stage.list_twice(stage.a)
     stage.end(stage.a.ensure(1))
     stage.end(stage.a.ensure(1))
+
+
+def a_late_machine_is_left_out_once(stage: Stage) -> None:
+    """It is sent, made and shown as late as may be: the earlier of two lists is too early for it, and the later
+    one leaves it out, as a list may, once."""
+    rent = stage.a.ensure(1)
+    stage.marked(rent)
+    stage.asks(rent, 1)
+    assert stage.claim.mark is not None
+    send_by = stage.claim.mark[1]
+    stage.until(send_by - 1)
+    stage.lose_answer(effect=True, late=True)
+    stage.end(rent)
+    stage.until(send_by - 1 + TIMEOUT)
+    stage.answer()
+    stage.end(stage.a.ensure(1))
+    stage.until(send_by + TIMEOUT + SETTLE - 2)
+    stage.list_once(stage.a)
+    stage.until(send_by + TIMEOUT + SETTLE)
+    stage.list_once(stage.a, without=True)
+    stage.end(stage.a.ensure(1))
+    stage.end(stage.a.ensure(1))
+
+
+def a_young_machine_is_shown_once_and_ended(stage: Stage) -> None:
+    """One list shows it early, the next two do not yet; its end was accepted, and takes its time."""
+    rent = stage.a.ensure(1)
+    stage.to(rent, lambda: bool(stage.world.machines))
+    stage.end(rent)
+    stage.until(stage.world.now + 1)
+    stage.list_once(stage.a)
+    machine = stage.world.machines[1]
+    machine.lists_at = machine.made_at + SETTLE
+    stage.claim.finished = True
+    back = stage.release(stage.a)
+    stage.to(back, lambda: machine.gone_at is not None)
+    machine.gone_at = stage.world.now + END_LAG
+    stage.end(back)
+    stage.list_twice(stage.a)
+    stage.end(stage.release(stage.a))
+    _gone_if_released(stage)
+
+
+def a_mark_goes_back(stage: Stage) -> None:
+    """The store is put back to before the orders of many claims: its numbers are far below the claim's mark."""
+    stage.world.rows.sequence = 1_000_000
+    _lost(stage, effect=False)
+    stage.world.restore()
+    stage.a.epoch = None
+    stage.renew()
+    stage.lead(stage.a)
+    for _ in range(4):
+        stage.end(stage.a.ensure(1))
+        _settle(stage, stage.a)
+    if not stage.world.of(1):
+        raise Broken("the claim never comes to rest")
 
 
 def a_token_has_run_out(stage: Stage) -> None:

@@ -50,7 +50,7 @@ WITNESSES: dict[Clause, Witness | Told] = {
     Clause.MARK: Witness(44),
     Clause.MARK_COMPARES: Told(stories.a_former_leader_marks_over_its_successor),
     Clause.UNMARKED_STAYS: Told(stories.a_former_leader_takes_a_number_again),
-    Clause.SEQUENCE_ABOVE: Told(stories.a_number_is_given_out_again, beside=Clause.MARK_DATES),
+    Clause.SEQUENCE_ABOVE: Told(stories.a_mark_goes_back),
     Clause.FENCE_ROWS: Told(stories.a_release_finds_an_intent_without_a_mark),
     Clause.FENCE_LEADER: Witness(36493),
     Clause.FENCE_SEND_BY: Told(stories.a_sender_stands_still_after_its_rows_were_read),
@@ -62,6 +62,7 @@ WITNESSES: dict[Clause, Witness | Told] = {
     Clause.UNKNOWN_WAITS: Witness(0),
     Clause.TWO_LISTS: Witness(44),
     Clause.SETTLE_AFTER: Told(stories.a_lost_machine_is_shown_late),
+    Clause.BOTH_SETTLE: Told(stories.a_late_machine_is_left_out_once),
     Clause.SHOWN_IS_FOUND: Told(stories.a_machine_that_was_shown_is_left_out_twice),
     Clause.GONE_BY_GET: Witness(404),
     Clause.REPLAY_OPEN: Told(stories.an_attempt_is_sent_again_under_a_release, tokens=True),
@@ -72,7 +73,7 @@ WITNESSES: dict[Clause, Witness | Told] = {
     Clause.MARK_DATES: Witness(3433),
     Clause.RESTORE_SEEN: Witness(1200),
     Clause.ADOPT: Witness(6),
-    Clause.END_EXTRAS: Witness(513, stall=True),
+    Clause.END_EXTRAS: Witness(1321, stall=True),
     Clause.EXTRA_KEEPS_STATE: Witness(2062, stall=True),
     Clause.GONE_IS_RELEASED: Witness(60),
     Clause.STRAYS_END: Told(stories.an_answer_is_written_down_after_the_end),
@@ -81,9 +82,7 @@ WITNESSES: dict[Clause, Witness | Told] = {
     Clause.AFTER_TERMINATE: Told(
         stories.two_lists_without_a_machine_are_older_than_its_end, beside=Clause.GET_CONFIRMS
     ),
-    Clause.GET_CONFIRMS: Told(
-        stories.two_lists_without_a_machine_are_older_than_its_end, beside=Clause.AFTER_TERMINATE
-    ),
+    Clause.GET_CONFIRMS: Told(stories.a_young_machine_is_shown_once_and_ended),
     Clause.NEVER_SHOWN_WAITS: Told(stories.a_fresh_machine_is_shown_to_nobody),
     Clause.NOT_FOUND_REPEATS: Told(
         stories.a_fresh_machine_is_shown_to_nobody, beside=Clause.TERMINATE_REPEATS

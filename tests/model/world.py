@@ -241,6 +241,8 @@ class World:
         claim = self.claims[uid]
         if claim.gone or (version is not None and claim.version != version):
             raise Refused
+        if claim.mark is not None and mark[0] < claim.mark[0]:
+            raise Refused  # the claim's schema lets a mark only grow
         claim.mark, claim.version = mark, claim.version + 1
 
     def write_unrecorded(self, uid: int, machines: tuple[int, ...], *, version: int) -> None:
