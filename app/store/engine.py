@@ -322,11 +322,10 @@ async def _open(engine: AsyncEngine) -> AsyncConnection:
     except Exception as error:
         # Whatever a server says while it is connected to, it says before any statement: a database that takes
         # no connections for the moment it is put back has a code (55000) that statements have as well.
-        if (found := _unavailable(error, uncertain=False)) is None and (state := _sqlstate(error)) is not None:
-            found = StoreUnavailable(_text(error), sqlstate=state)
-        if found is None:
+        found, state = _unavailable(error, uncertain=False), _sqlstate(error)
+        if found is None and state is None:
             raise
-        raise found from error
+        raise found or StoreUnavailable(_text(error), sqlstate=state) from error
 
 
 async def _give_back(conn: AsyncConnection) -> None:

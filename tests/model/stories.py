@@ -102,7 +102,7 @@ class Stage:
             self.claim.released = True
 
     def lose_answer(self, *, effect: bool, late: bool = False) -> None:
-        """The next creates are sent, and their answers are lost. ``late``: effect and sight come last of all."""
+        """The next creates are sent, and their answers are lost. ``late``: effect and sight come at last."""
         self.world.faults.lost, self.world.faults.late = 1.0, float(late)
         self.world.below = lambda limit: limit - 1  # type: ignore[method-assign]
         self.world.chance = lambda odds: odds == 1.0 or (odds == 0.7 and effect)  # type: ignore[method-assign]
@@ -294,8 +294,8 @@ def a_lost_machine_is_shown_late(stage: Stage) -> None:
 
 
 def a_late_machine_is_left_out_once(stage: Stage) -> None:
-    """It is sent, made and shown as late as may be: the earlier of two lists is too early for it, and the later
-    one leaves it out, as a list may, once."""
+    """It is sent, made and shown as late as may be: the earlier of two lists is too early for it, and the
+    later one leaves it out, as a list may, once."""
     rent = stage.a.ensure(1)
     stage.marked(rent)
     stage.asks(rent, 1)
@@ -335,7 +335,7 @@ def a_young_machine_is_shown_once_and_ended(stage: Stage) -> None:
 
 
 def a_mark_goes_back(stage: Stage) -> None:
-    """The store is put back to before the orders of many claims: its numbers are far below the claim's mark."""
+    """The store is put back to before the orders of many claims: its numbers are far below the mark."""
     stage.world.rows.sequence = 1_000_000
     _lost(stage, effect=False)
     stage.world.restore()

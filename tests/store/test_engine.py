@@ -21,7 +21,6 @@ from app.store.engine import (
     database_now,
     engine_of,
     normalise,
-    single,
 )
 
 
@@ -199,19 +198,18 @@ async def test_a_server_without_a_free_connection_is_unavailable(own_server: Dev
     assert caught.value.sqlstate == "53300"
 
 
-async def test_a_database_that_takes_no_connections_for_a_moment_is_unavailable(database_url: str) -> None:
-    """While it is put back. The code is one that statements have too: 55000."""
-    name = database_url.rsplit("/", 1)[1].split("?")[0]
-    async with engine_on(database_url.replace(f"/{name}", "/postgres"), pool_size=1) as admin:
-        for allowed in ("false", "true"):
-            async with single(admin) as conn:
-                await conn.execute(text(f'alter database "{name}" with allow_connections {allowed}'))
-            async with engine_on(database_url, pool_size=1) as engine:
-                if allowed == "true":
-                    assert await ask(engine) == 1
-                else:
-                    with pytest.raises(StoreUnavailable) as caught:
-                        await ask(engine)
+async def test_a_database_that_takes_no_connections_for_a_moment_is_unavailable(
+    store_server: DevPostgres, database_url: str
+) -> None:
+    """While it is put back. The code is one that statements have too."""
+    name = normalise(database_url).split("?")[0].rsplit("/", 1)[1]
+    with psycopg.connect(store_server.dsn, autocommit=True) as admin:
+        admin.execute(f'alter database "{name}" with allow_connections false')
+        async with engine_on(database_url) as engine:
+            with pytest.raises(StoreUnavailable) as caught:
+                await ask(engine)
+            admin.execute(f'alter database "{name}" with allow_connections true')
+            assert await ask(engine) == 1
 
     assert caught.value.sqlstate == "55000"
 
