@@ -35,6 +35,7 @@ POOLS = {"gpu": "Replace", "gpu-reserve": "Reserve"}
 CLOCKS = timedelta(milliseconds=50)  # the cloud's clock and Postgres's are the same machine's
 UNHEARD = timedelta(seconds=5)  # what ends so soon after a restore may have been seen by nobody since
 STRANGER_UID = ClaimUid("00000000-0000-4000-8000-00000000000a")
+JOB_PATIENCE = 3
 ORPHANS = 2  # at one time: more than the sweep ends unasked would wait for a person
 
 Step = Callable[[random.Random], Awaitable[str]]
@@ -398,7 +399,7 @@ class Seed:
             mine = [pod for pod in pods if pod["metadata"]["labels"].get("app") == name]
             if "replicas" in body["spec"] and sum(map(is_ready, mine)) != body["spec"]["replicas"]:
                 return False
-            if body["kind"] == "Job" and not await self._job_is_over(name):
+            if body["kind"] == "Job" and not await self._job_rests(name, mine):
                 return False
             if body["kind"] == "Pod" and not mine:
                 return False
@@ -415,10 +416,14 @@ class Seed:
         uids = sorted(str(identity.claim_uid) for identity in alive if identity)
         return uids == sorted(claimed) and len(running) == len(claimed)
 
-    async def _job_is_over(self, name: str) -> bool:
+    async def _job_rests(self, name: str, pods: list[Obj]) -> bool:
+        """It is over, or between two Pods: after its third that failed its own controller waits for 40 s and
+        more before it makes the next."""
         job = await self.world.kube.get(f"{self._path('Job')}/{name}")
         states = {one["type"]: one["status"] for one in job["status"].get("conditions") or ()}
-        return states.get("Complete") == "True" or states.get("Failed") == "True"
+        if states.get("Complete") == "True" or states.get("Failed") == "True":
+            return True
+        return job["status"].get("failed", 0) >= JOB_PATIENCE and all(map(is_over, pods))
 
     async def is_nothing_left(self, seen: Seen) -> bool:
         """No Pod, claim or machine, an orphan's neither; and the rows say so too."""

@@ -61,3 +61,25 @@ class Clause(StrEnum):
     FINALIZER_LAST = "release: the finalizer goes only after ended"
     ROWS_FIRST = "no store: the finalizer waits until the rows are back"
     REMEMBERED = "no store: what may have no row is written on the claim before it is ended"
+
+
+IMPLIED = {
+    Clause.ONE_AT_A_TIME: (
+        "where every call waits for what is unsettled (UNKNOWN_WAITS), calls for one claim take turns"
+        " (ENSURE_ALONE), and a former leader's intent fails by its epoch, no intent can find an unsettled"
+        " attempt. Kept: it is the row's own guard, and holds whoever calls"
+    ),
+    Clause.SHOWN_IS_FOUND: (
+        "two lists that begin late enough (BOTH_SETTLE) cannot both leave out a machine, so what was shown is"
+        " found by them. Kept for a cloud whose lists leave it out for longer than is taken for granted"
+    ),
+    Clause.AFTER_TERMINATE: (
+        "a get by each recorded id (GET_CONFIRMS) tells the truth of what was shown once, and what was not is"
+        " waited for, so lists older than the end mislead nobody. Kept for a cloud whose gets forget"
+    ),
+    Clause.NOT_FOUND_REPEATS: (
+        "what a list shows after its end was accepted is ended again (TERMINATE_REPEATS). Kept: else the Pod"
+        " would go, and the machine run on, for settle_after longer"
+    ),
+}
+"""Clauses that other ones cover, as long as the world is as `tests.model.world` takes it for granted."""
