@@ -60,24 +60,35 @@ def _read(told: dict[str, Any], *, provider: str, account: str) -> Unrecorded:
         ref=Ref(
             provider=provider,
             account=account,
-            region=str(told["region"]),
-            resource_id=ResourceId(str(told["instanceID"])),
+            region=_text(told["region"]),
+            resource_id=ResourceId(_text(told["instanceID"])),
         ),
-        identity=str(told["identity"]),
+        identity=_text(told["identity"]),
         meters=tuple(
             Meter(
                 kind=MeterKind(one["kind"]),
                 quantity=Decimal(one["quantity"]),
                 usd=None if one["usd"] is None else Decimal(one["usd"]),
-                label=one["label"],
+                label=_text(one["label"]),
             )
             for one in told["meters"]
         ),
         created_at=_time(told["createdAt"]),
-        account_id=told["accountID"],
+        account_id=None if told["accountID"] is None else _text(told["accountID"]),
         shown=bool(told["shown"]),
         asked_at=_time(told["askedAt"]),
     )
+
+
+def _text(value: object) -> str:
+    """What Postgres takes as text.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not isinstance(value, str) or "\0" in value:
+        raise ValueError("no text")
+    return value
 
 
 def _time(text: str | None) -> datetime | None:
