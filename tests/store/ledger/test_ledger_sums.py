@@ -394,6 +394,24 @@ async def test_what_a_cloud_bills_for_a_machine_of_ours_that_nobody_saw_is_writt
     assert await books.cost() == Decimal("0.5") * 3600
 
 
+async def test_a_bill_for_a_machine_of_a_claim_in_release_waits_until_its_run_cannot_come(books: Books):
+    """Else it would count twice: whoever releases the claim may find the machine yet, or remember it."""
+    names: dict[str, Any] = {"provider": "modal", "account": "default"}
+    await books.sql(
+        "insert into rental (claim_uid, claim_name, pod_namespace, pod_name, pod_uid, pool, provider,"
+        " account, region, tier, accelerator, state, epoch)"
+        " values ('c-late', 'c', 'ns', 'p', 'u', 'gpu', 'modal', 'default', 'r', 'OnDemand', '', 'ending', 1)"
+    )
+    async with begin(books.engine) as conn:
+        line = a_line("late", "0.5", claim_uid="c-late", identity="nb-…")
+        await bills.put(conn, [line], epoch=books.epoch, **names)
+        assert await bills.strays(conn, settle_s=0, epoch=books.epoch, **names) == []
+
+    await books.sql("update rental set state = 'ended', ended_at = now()")
+    async with begin(books.engine) as conn:
+        assert len(await bills.strays(conn, settle_s=0, epoch=books.epoch, **names)) == 1
+
+
 @pytest.mark.parametrize(("lines_", "ours", "differs"), [
     (("0.028",), "100", False),
     (("0.014", "0.014"), "100", False),
