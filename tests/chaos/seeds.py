@@ -438,13 +438,20 @@ class Seed:
         return not left
 
     async def left(self) -> str:
-        """Its rows that are not closed, for whoever has to look at a failure."""
+        """Its rows that are not closed, and what is said of its orphans that are there, for whoever has to look
+        at a failure."""
         with suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
             rows = await self.world.rows(
                 f"select * from rental where state <> 'ended' and pod_namespace = '{self.namespace}'"
             )
             runs = [run for run in await self._runs() if run["gone_at"] is None]
-            return "\n".join(str(dict(row)) for row in (*rows, *runs))
+            there = [one["id"] for one in await self.machines() if one["state"] != "gone"]
+            orphans = [
+                row
+                for row in await self.world.rows("select * from orphan_finding")
+                if row["resource_id"] in there
+            ]
+            return "\n".join(str(dict(row)) for row in (*rows, *runs, *orphans))
         return "the rows cannot be read"
 
     async def is_billed(self, _seen: Seen) -> bool:
