@@ -438,8 +438,7 @@ class Seed:
         return not left
 
     async def left(self) -> str:
-        """Its rows that are not closed, and what is said of its orphans that are there, for whoever has to look
-        at a failure."""
+        """Its rows that are not closed, and what is said of its orphans, for whoever looks at a failure."""
         with suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
             rows = await self.world.rows(
                 f"select * from rental where state <> 'ended' and pod_namespace = '{self.namespace}'"
