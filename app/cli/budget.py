@@ -1,5 +1,6 @@
 """``nebula budget``: what may be spent by whom, where that stands, and what happens when it is spent."""
 
+import re
 from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,9 @@ if TYPE_CHECKING:
     from app.store.budgets import Status
 
 TITLES = ("BUDGET", "SCOPE", "PERIOD", "SPENT $", "AMOUNT $", "USED", "$/H", "SPENT BY", "ACTION")
+_NAME = "[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+_LABEL_KEY = re.compile(rf"(?:[a-z0-9](?:[-a-z0-9.]{{0,251}}[a-z0-9])?/)?{_NAME}")
+_LABEL_VALUE = re.compile(rf"(?:{_NAME})?")
 ACTIONS = ("Alert", "RefuseNew", "RefuseOnDemand", "Drain")
 
 
@@ -59,6 +63,13 @@ def _show(database_url: str | None, style: output.Style) -> None:
 @click.option("--team", help="Only this team's machines.")
 @click.option("--pool", help="Only this NodePool's machines.")
 @click.option(
+    "--label",
+    "labels",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Only machines of Pods with this label; given again: with all of them.",
+)
+@click.option(
     "--action",
     type=click.Choice(ACTIONS),
     default="Alert",
@@ -82,7 +93,13 @@ def _show(database_url: str | None, style: output.Style) -> None:
 )
 @click.option("--new", "is_new", is_flag=True, help="Take names that nothing was ever seen of, too.")
 def set_budget(
-    database_url: str | None, name: str, amount: str, thresholds: str, is_new: bool, **rest: Any
+    database_url: str | None,
+    name: str,
+    amount: str,
+    thresholds: str,
+    labels: tuple[str, ...],
+    is_new: bool,
+    **rest: Any,
 ) -> None:
     """Set budget NAME, in place of what had the name. Without a scope it is for everything."""
     from app.store.budgets import POOL_PREFIX, Budget, put
@@ -94,6 +111,7 @@ def set_budget(
         name=name,
         amount_usd=_dollars(amount),
         thresholds=_percentages(thresholds),
+        labels=_labels(labels),
         set_by="nebula budget",
         **rest,
     )
@@ -101,6 +119,8 @@ def set_budget(
     async def write(conn: Any) -> None:
         if not is_new:
             await expect_known(conn, {each: rest[each] for each in ("namespace", "team", "pool")})
+            for label in labels:
+                await expect_known(conn, {"label": label})
         await put(conn, [budget])
 
     try:
@@ -158,12 +178,23 @@ def _percentages(text: str) -> tuple[int, ...]:
     return found
 
 
+def _labels(pairs: tuple[str, ...]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not (equals and _LABEL_KEY.fullmatch(key) and _LABEL_VALUE.fullmatch(value)):
+            raise click.UsageError(f"--label: {pair!r} is no label of a Pod, such as app=train")
+        if found.setdefault(key, value) != value:
+            raise click.UsageError(f"--label: no Pod has {key} twice, {found[key]!r} and {value!r}")
+    return found
+
+
 def _row(each: "Status", now: Any) -> list[str]:
     scope = [
         f"{name}={value}"
         for name, value in (("namespace", each.namespace), ("team", each.team), ("pool", each.pool))
         if value
-    ]
+    ] + [f"{key}={value}" for key, value in sorted(each.labels.items())]
     return [
         each.name,
         " ".join(scope) or "everything",

@@ -89,7 +89,7 @@ def commitment(context: click.Context, /, database_url: str | None, style: outpu
     if context.invoked_subcommand is None:
         columns = (
             *("id", "provider", "account", "sku", "tier"),
-            *("amount_usd", "used_usd", "usd_per_hour", "machines"),
+            *("amount_usd", "used_usd", "usd_per_hour", "machines", "voided_at"),
         )
         _list(database_url, style, "commitments", columns)
 
@@ -124,6 +124,27 @@ def add_commitment(
         "set_by": getpass.getuser(),
     }
     click.echo(f"commitment {_write(database_url, 'commitment', values)}: ${values['amount_usd']}")
+
+
+@commitment.command("void")
+@database_option
+@click.argument("number", type=int)
+@click.option("--reason", default="", help="For those who read it later.")
+def void_commitment(database_url: str | None, number: int, reason: str) -> None:
+    """Take back commitment NUMBER, noted by mistake, for good: what it covered is billed after all.
+
+    Closed months stay as they were: what concerns them is a line of this month, which names them.
+    """
+    from app.store import terms
+
+    async def act(conn: Any) -> None:
+        await terms.void(conn, number, voided_by=getpass.getuser(), reason=reason)
+
+    try:
+        run(_transaction(settings_of(database_url=database_url), act))
+    except terms.CannotVoid as error:
+        raise click.ClickException(str(error)) from None
+    click.echo(f"commitment {number} is void")
 
 
 @click.command("adjust")

@@ -21,6 +21,7 @@ from app.kube.events import Recorder
 from app.store import budgets
 from app.store.budgets import POOL_PREFIX, Budget, Status
 from app.store.engine import begin
+from app.workload.owners import labels_said, team_of
 
 log = structlog.get_logger()
 
@@ -91,7 +92,7 @@ class Budgets:
             self.events.note(pool, type="Warning", reason=PoolEvent.BUDGET_THRESHOLD, message=said)
 
     async def _drain(self, each: Status) -> None:
-        for claim in self._claims_of(each):
+        for claim in claims_of(each, self.claims.all()):
             name, uid = claim["metadata"]["name"], claim["metadata"]["uid"]
             log.warning("budget drains", budget=each.name, claim=name)
             try:
@@ -101,16 +102,16 @@ class Budgets:
             except KubeError as error:
                 log.info("not drained yet", claim=name, error=str(error))
 
-    def _claims_of(self, each: Status) -> Iterable[Obj]:
-        """Claims of the budget's scope that stay; a team is known by the ledger only, and drains nothing."""
-        if each.team is not None:
-            return
-        for claim in self.claims.all():
-            spec = claim["spec"]
-            if "deletionTimestamp" in claim["metadata"]:
-                continue
-            if each.pool in (None, spec.get("poolRef")) and each.namespace in (
-                None,
-                spec["podRef"]["namespace"],
-            ):
-                yield claim
+
+def claims_of(each: Status, claims: Iterable[Obj]) -> Iterable[Obj]:
+    """Those of a budget's scope that stay; whose they are is frozen on them. Pure."""
+    for claim in claims:
+        spec, labels = claim["spec"], labels_said(claim["metadata"])
+        if "deletionTimestamp" not in claim["metadata"] and budgets.concerns(
+            each,
+            namespace=spec["podRef"]["namespace"],
+            team=team_of(labels),
+            pool=spec.get("poolRef") or "",
+            labels=labels,
+        ):
+            yield claim

@@ -52,9 +52,13 @@ def changes_of(
     gone: Sequence[SegmentRow] = ()
     new: Sequence[SegmentRow] = ()
     if due.held.closed:
-        # What the cloud has billed is paid: a price that is set later must not be taken off once more. A run
-        # that is open again is corrected once it has its end.
-        adjustments = [] if due.held.billed or not closed else _late(due, derived)
+        # What the cloud has billed is paid: a price that is set later must not be taken off once more; only
+        # what a void prepayment covered is billed after all. A run that is open again is corrected once it
+        # has its end.
+        if due.held.billed:
+            adjustments = _uncovered(due, prices.void)
+        else:
+            adjustments = _late(due, derived) if closed else []
     else:
         gpus = labels.accelerator_count
         before, after = _cut(derived.segments, due.closed_until)
@@ -74,6 +78,8 @@ def changes_of(
                 dollar_seconds=each.dollar_seconds,
                 list_dollar_seconds=each.list_dollar_seconds,
                 reason="the cloud's billing rule",
+                unpriced_seconds=each.unpriced_seconds,
+                unpriced="{}" if each.kind is AdjustmentKind.SPOT_INTERRUPT_FREE else None,
                 commitment_id=each.commitment_id,
             )
             for each in derived.adjustments
@@ -140,18 +146,20 @@ def _cut(
 
 @dataclass(slots=True)
 class _Sum:
-    """Of one meter. ``unpriced``: some of its seconds had no price. ``listed`` as reports count it."""
+    """Of one meter. ``unpriced``: those of its seconds that have no price. ``listed`` as reports count it."""
 
     seconds: Decimal = _NOTHING
     dollar_seconds: Decimal = _NOTHING
     listed: Decimal = _NOTHING
-    unpriced: bool = False
+    unpriced: Decimal = _NOTHING
 
-    def add(self, more_s: Decimal, amount: Decimal | None, listed: Decimal | None) -> None:
+    def add(
+        self, more_s: Decimal, amount: Decimal | None, listed: Decimal | None, unpriced_s: Decimal
+    ) -> None:
         self.seconds = total([self.seconds, more_s])
         self.dollar_seconds = total([self.dollar_seconds, amount])
         self.listed = total([self.listed, listed])
-        self.unpriced = self.unpriced or amount is None
+        self.unpriced = total([self.unpriced, unpriced_s])
 
     def add_time(
         self, length_s: Decimal, quantity: Decimal, usd: Decimal | None, list_usd: Decimal | None
@@ -161,27 +169,22 @@ class _Sum:
             length_s,
             None if usd is None else product(quantity, usd, length_s),
             None if shown is None else product(quantity, shown, length_s),
+            length_s if usd is None else _NOTHING,
         )
 
 
 def _late(due: Due, derived: Derived) -> list[AdjustmentRow]:
     """What makes the sums of what is frozen those of the derivation."""
     wanted: dict[tuple[str, int | None], _Sum] = {}
-    held: dict[tuple[str, int | None], _Sum] = {}
     for each in derived.segments:
         if each.end is not None:
             sum_ = wanted.setdefault((each.meter, each.commitment_id), _Sum())
             sum_.add_time(seconds(each.start, each.end), each.quantity, each.usd, each.list_usd)
     for extra in derived.adjustments:
         sum_ = wanted.setdefault((extra.meter, extra.commitment_id), _Sum())
-        sum_.add(extra.seconds, extra.dollar_seconds, extra.list_dollar_seconds)
+        sum_.add(extra.seconds, extra.dollar_seconds, extra.list_dollar_seconds, extra.unpriced_seconds)
+    held = _held(due)
     frozen = [row for row in due.held.segments if row.frozen and row.end is not None]
-    for row in frozen:
-        assert row.end is not None
-        sum_ = held.setdefault((row.meter, row.commitment_id), _Sum())
-        sum_.add_time(seconds(row.start, row.end), row.quantity, row.usd, row.list_usd)
-    for paid, more in due.held.adjusted.items():
-        held.setdefault(paid, _Sum()).add(more.seconds, more.dollar_seconds, more.list_dollar_seconds)
     at = _instant(due, [*(row.end for row in frozen), *(each.end for each in derived.segments)])
     phases = {row.meter: row.phase for row in reversed(frozen)}
     found = []
@@ -189,7 +192,8 @@ def _late(due: Due, derived: Derived) -> list[AdjustmentRow]:
         paid = (meter, commitment_id)
         before, after = held.get(paid, _Sum()), wanted.get(paid, _Sum())
         more_s, amount = after.seconds - before.seconds, total([after.dollar_seconds, -before.dollar_seconds])
-        if not more_s and not amount:
+        more_unpriced_s = after.unpriced - before.unpriced
+        if not more_s and not amount and not more_unpriced_s:
             continue
         kind = AdjustmentKind.LATE_PRICE if not more_s else AdjustmentKind.LATE_FACT
         found.append(
@@ -206,10 +210,65 @@ def _late(due: Due, derived: Derived) -> list[AdjustmentRow]:
                 dollar_seconds=amount if not (after.unpriced and not amount) else None,
                 list_dollar_seconds=total([after.listed, -before.listed]),
                 reason="a price that came late" if not more_s else "a time that came late",
+                unpriced_seconds=more_unpriced_s,
+                # Only where some of it has none, or had: of all others nothing is to be told.
+                unpriced=_unpriced(derived, meter) if before.unpriced or more_unpriced_s else None,
                 commitment_id=commitment_id,
             )
         )
     return found
+
+
+def _uncovered(due: Due, void: frozenset[int]) -> list[AdjustmentRow]:
+    """What void prepayments covered, taken off them and billed as it is: the same sum as before."""
+    found = []
+    covered = {paid: sum_ for paid, sum_ in _held(due).items() if paid[1] in void}
+    for (meter, commitment_id), sum_ in sorted(covered.items(), key=lambda each: str(each[0])):
+        if not (sum_.seconds or sum_.dollar_seconds):
+            continue
+        for sign, paid in ((-1, commitment_id), (1, None)):
+            found.append(
+                AdjustmentRow(
+                    key=f"run:{due.run.id}:{meter}:void:{commitment_id}" + _paid_by(paid),
+                    meter=meter,
+                    phase=next((row.phase for row in due.held.segments if row.meter == meter), ""),
+                    kind=AdjustmentKind.LATE_PRICE.value,
+                    at=_instant(due, [row.end for row in due.held.segments]),
+                    seconds=sign * sum_.seconds,
+                    dollar_seconds=sign * sum_.dollar_seconds,
+                    list_dollar_seconds=sign * sum_.listed,
+                    reason="what covered it was noted by mistake",
+                    commitment_id=paid,
+                )
+            )
+    return found
+
+
+def _held(due: Due) -> dict[tuple[str, int | None], _Sum]:
+    """The sums of what is frozen, its adjustments included, by meter and prepayment."""
+    held: dict[tuple[str, int | None], _Sum] = {}
+    for row in due.held.segments:
+        if row.frozen and row.end is not None:
+            sum_ = held.setdefault((row.meter, row.commitment_id), _Sum())
+            sum_.add_time(seconds(row.start, row.end), row.quantity, row.usd, row.list_usd)
+    for paid, more in due.held.adjusted.items():
+        held.setdefault(paid, _Sum()).add(
+            more.seconds, more.dollar_seconds, more.list_dollar_seconds, more.unpriced_seconds
+        )
+    return held
+
+
+def _unpriced(derived: Derived, meter: str) -> str:
+    """What of a meter's time has no price, as Postgres writes a multirange; a waiver leaves nothing."""
+    kinds = {extra.kind for extra in derived.adjustments if extra.meter == meter}
+    if AdjustmentKind.SPOT_INTERRUPT_FREE in kinds:
+        return "{}"
+    pieces = [
+        f"[{each.start.isoformat()},{each.end.isoformat()})"
+        for each in derived.segments
+        if each.meter == meter and each.usd is None and each.end is not None
+    ]
+    return "{" + ",".join(pieces) + "}"
 
 
 def _instant(due: Due, ends: Sequence[datetime | None]) -> datetime:

@@ -143,7 +143,10 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adjustment:
-    """A signed amount that falls whole on the instant ``at``. ``dollar_seconds`` None: there is no price."""
+    """A signed amount that falls whole on the instant ``at``. ``dollar_seconds`` None: there is no price.
+
+    ``unpriced_seconds``: those of ``seconds`` that have none; a waiver takes both off, each by itself.
+    """
 
     meter: str
     kind: AdjustmentKind
@@ -152,6 +155,7 @@ class Adjustment:
     seconds: Decimal
     dollar_seconds: Decimal | None
     list_dollar_seconds: Decimal | None
+    unpriced_seconds: Decimal = Decimal(0)
     commitment_id: int | None = None  # it is covered by, as the segments are to which it belongs
 
 
@@ -342,6 +346,7 @@ def _rounded(
                 seconds=extra,
                 dollar_seconds=None if usd is None else product(segment.quantity, usd, extra),
                 list_dollar_seconds=None if list_usd is None else product(segment.quantity, list_usd, extra),
+                unpriced_seconds=extra if usd is None else Decimal(0),
                 commitment_id=segment.commitment_id,
             )
 
@@ -363,7 +368,7 @@ def _waived(
     for (meter, commitment_id), phase in meters.items():
         mine = [each for each in segments if (each.meter, each.commitment_id) == (meter, commitment_id)]
         extra = [each for each in added if (each.meter, each.commitment_id) == (meter, commitment_id)]
-        priced = all(each.usd is not None for each in mine)
+        priced = [each for each in mine if each.usd is not None]
         yield Adjustment(
             meter=meter,
             kind=AdjustmentKind.SPOT_INTERRUPT_FREE,
@@ -378,6 +383,10 @@ def _waived(
             )
             if priced
             else None,
+            unpriced_seconds=-total(
+                [seconds(each.start, each.end) for each in mine if each.usd is None and each.end is not None]
+                + [each.unpriced_seconds for each in extra]
+            ),
             list_dollar_seconds=-total(
                 [
                     product(each.quantity, each.list_usd, seconds(each.start, each.end))

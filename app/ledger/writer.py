@@ -90,7 +90,7 @@ class Writer:
         self, conn: AsyncConnection, found: list[Due], prices: Prices, *, now: datetime
     ) -> Covers:
         """What prepayments cover now, of all runs; those of which that has changed join ``found``."""
-        if not prices.commitments or not (found or self._prices != prices):
+        if not (prices.commitments or prices.void) or not (found or self._prices != prices):
             return {}
         held = await ledger.lasting(conn)
         covers = covers_of(held, found, prices, now=now)

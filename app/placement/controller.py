@@ -357,7 +357,9 @@ class Placement:
                 request,
                 pool,
                 blocks=(*seen.blocks, *avoided),
-                usage=seen.promises.usage(pool_name, namespace=request.namespace, team=request.team),
+                usage=seen.promises.usage(
+                    pool_name, namespace=request.namespace, team=request.team, labels=request.labels
+                ),
                 history=seen.history,
                 now=seen.now,
             )

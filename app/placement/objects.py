@@ -95,7 +95,8 @@ def reservation_of(claim: Obj) -> Reservation:
         usd_per_hour=Decimal(spec["maxPrice"]) if spec.get("maxPrice") else None,
         claim_uid=claim["metadata"]["uid"],
         namespace=spec["podRef"]["namespace"],
-        team=team_of(labels_said(claim["metadata"])),
+        team=team_of(labels := labels_said(claim["metadata"])),
+        labels=labels,
     )
 
 
@@ -111,6 +112,7 @@ def promised(request: PlacementRequest, candidate: Candidate, *, pool: str, name
         usd_per_hour=candidate.ceiling_usd_per_hour,
         namespace=request.namespace,
         team=request.team,
+        labels=request.labels,
     )
 
 

@@ -5,7 +5,7 @@ transaction is added at once, so that the next decision of the same batch sees i
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from app.placement.rank import Usage
@@ -29,12 +29,15 @@ class Promises:
                 unpriced=each.unpriced,
             )
 
-    def usage(self, pool: str, *, namespace: str = "", team: str = "") -> Usage:
+    def usage(
+        self, pool: str, *, namespace: str = "", team: str = "", labels: Mapping[str, str] | None = None
+    ) -> Usage:
         """What the pool holds, this transaction's promises included. Known of pools that were asked for.
 
         With it the budgets that a machine of these would be counted by.
         """
-        mine = [each for each in self._budgets if each.concerns(namespace=namespace, team=team, pool=pool)]
+        scope = {"namespace": namespace, "team": team, "pool": pool}
+        mine = [each for each in self._budgets if each.concerns(labels=labels or {}, **scope)]
         return replace(self._usage[pool], budgets=tuple(mine))
 
     def reserve(self, row: Reservation) -> None:
@@ -49,7 +52,7 @@ class Promises:
         )
         self._budgets = [
             replace(each, usd_per_hour=each.usd_per_hour + (row.usd_per_hour or 0))
-            if each.concerns(namespace=row.namespace, team=row.team, pool=row.pool)
+            if each.concerns(namespace=row.namespace, team=row.team, pool=row.pool, labels=row.labels)
             else each
             for each in self._budgets
         ]

@@ -52,7 +52,12 @@ class PlacementRequest:
     @property
     def team(self) -> str:
         """Whose budget it is; "" for nobody's."""
-        return team_of(self.attribution.labels) if self.attribution is not None else ""
+        return team_of(self.labels)
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """The Pod's labels that its claim keeps, by which budgets are chosen."""
+        return self.attribution.labels if self.attribution is not None else {}
 
     def options_for(self, provider: str) -> dict[str, str]:
         """The options of ``<provider>-NAME`` annotations, by NAME."""

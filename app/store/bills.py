@@ -141,20 +141,31 @@ _SETTLE = text(f"""
         update ledger_run set billed_at = clock_timestamp()
         where run_id = :run_id and billed_at is null and (select epoch from installation) = :epoch
         returning *
+    ), unpriced_ as (
+        -- What had no price has one now, if only as a part of the bill.
+        select coalesce((select sum(s.seconds) from segment s where s.run_id = l.run_id and s.usd is null), 0)
+            + coalesce((select sum(coalesce(j.unpriced_seconds,
+                case when j.dollar_seconds is null then j.seconds else 0 end))
+                from billing_adjustment j where j.run_id = l.run_id), 0) as seconds
+        from run_ l
     ), dirtied as (
         insert into cost_day (day, dirty)
-        select (coalesce(ended_at, closed_at) at time zone 'UTC')::date, true from run_
-        where cast(:dollar_seconds as numeric) is not null
+        select (coalesce(ended_at, closed_at) at time zone 'UTC')::date, true from run_, unpriced_ u
+        where (cast(:dollar_seconds as numeric) is not null or u.seconds <> 0)
             and coalesce(ended_at, closed_at) < date_trunc('day', now() at time zone 'UTC') at time zone 'UTC'
         on conflict (day) do update set dirty = true
     )
-    insert into billing_adjustment (key, run_id, label_set_id, kind, at, dollar_seconds, corrects, reason)
+    insert into billing_adjustment (key, run_id, label_set_id, kind, at, dollar_seconds, unpriced_seconds,
+        corrects, reason)
     select :key, l.run_id, l.label_set_id, 'invoice_true_up',
-        case when m.month is null then coalesce(l.ended_at, l.closed_at) else now() end, :dollar_seconds,
-        m.month, 'the cloud''s own bill says otherwise'
-    from run_ l cross join lateral (select case when coalesce(l.ended_at, l.closed_at) < {CLOSED_UNTIL}
+        case when m.month is null then coalesce(l.ended_at, l.closed_at) else now() end,
+        coalesce(cast(:dollar_seconds as numeric), 0), -u.seconds, m.month,
+        case when cast(:dollar_seconds as numeric) is null then 'the cloud''s own bill has a price for it'
+            else 'the cloud''s own bill says otherwise' end
+    from unpriced_ u, run_ l
+    cross join lateral (select case when coalesce(l.ended_at, l.closed_at) < {CLOSED_UNTIL}
         then date_trunc('month', coalesce(l.ended_at, l.closed_at) at time zone 'UTC')::date end as month) m
-    where cast(:dollar_seconds as numeric) is not null
+    where cast(:dollar_seconds as numeric) is not null or u.seconds <> 0
     on conflict (key) do nothing
 """)
 

@@ -5,12 +5,13 @@ runs, and what placement has promised (`reservation`), counts for the budget's l
 holds before the money is gone.
 """
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
+import orjson
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -19,7 +20,7 @@ POOL_PREFIX = "nodepool/"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """One budget. A scope that is None holds for any; all None: for everything."""
+    """One budget. A scope that is None holds for any, as do no ``labels``; a Pod must have all of these."""
 
     name: str
     amount_usd: Decimal
@@ -27,6 +28,7 @@ class Budget:
     namespace: str | None = None
     team: str | None = None
     pool: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
     thresholds: tuple[int, ...] = (50, 80, 100)
     action: str = "Alert"
     look_ahead_s: int = 3600
@@ -48,10 +50,11 @@ class Standing:
     spent_usd: Decimal
     usd_per_hour: Decimal = Decimal(0)
     unpriced: int = 0
+    labels: Mapping[str, str] = field(default_factory=dict)
 
-    def concerns(self, *, namespace: str, team: str, pool: str) -> bool:
-        """Whether a machine of these is counted by it."""
-        return self.namespace in (None, namespace) and self.team in (None, team) and self.pool in (None, pool)
+    def concerns(self, *, namespace: str, team: str, pool: str, labels: Mapping[str, str]) -> bool:
+        """Whether a machine of these is counted by it; ``labels`` are the Pod's, as its claim keeps them."""
+        return concerns(self, namespace=namespace, team=team, pool=pool, labels=labels)
 
     def left_usd(self) -> Decimal:
         """What is left once all that runs or is promised has gone on for the look-ahead."""
@@ -76,22 +79,35 @@ class Status:
     exhausted_at: datetime | None
     action: str
     thresholds: tuple[int, ...]
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+def concerns(
+    each: Standing | Status, *, namespace: str, team: str, pool: str, labels: Mapping[str, str]
+) -> bool:
+    """Whether a machine of these is in the scope of the budget."""
+    return (
+        each.namespace in (None, namespace)
+        and each.team in (None, team)
+        and each.pool in (None, pool)
+        and each.labels.items() <= labels.items()
+    )
 
 
 _PUT = text("""
-    insert into budget (name, namespace, team, pool, amount_usd, period, thresholds, action, look_ahead_s,
-        set_by)
-    select :name, :namespace, :team, :pool, cast(:amount_usd as numeric), :period,
+    insert into budget (name, namespace, team, pool, labels, amount_usd, period, thresholds, action,
+        look_ahead_s, set_by)
+    select :name, :namespace, :team, :pool, cast(:labels as jsonb), cast(:amount_usd as numeric), :period,
         cast(:thresholds as int[]), :action, cast(:look_ahead_s as int), :set_by
     from installation where cast(:epoch as bigint) is null or epoch = :epoch
     on conflict (name) do update set namespace = excluded.namespace, team = excluded.team,
-        pool = excluded.pool, amount_usd = excluded.amount_usd, period = excluded.period,
-        thresholds = excluded.thresholds, action = excluded.action, look_ahead_s = excluded.look_ahead_s,
-        set_by = excluded.set_by
-    where (budget.namespace, budget.team, budget.pool, budget.amount_usd, budget.period, budget.thresholds,
-        budget.action, budget.look_ahead_s)
-        is distinct from (excluded.namespace, excluded.team, excluded.pool, excluded.amount_usd,
-        excluded.period, excluded.thresholds, excluded.action, excluded.look_ahead_s)
+        pool = excluded.pool, labels = excluded.labels, amount_usd = excluded.amount_usd,
+        period = excluded.period, thresholds = excluded.thresholds, action = excluded.action,
+        look_ahead_s = excluded.look_ahead_s, set_by = excluded.set_by
+    where (budget.namespace, budget.team, budget.pool, budget.labels, budget.amount_usd, budget.period,
+        budget.thresholds, budget.action, budget.look_ahead_s)
+        is distinct from (excluded.namespace, excluded.team, excluded.pool, excluded.labels,
+        excluded.amount_usd, excluded.period, excluded.thresholds, excluded.action, excluded.look_ahead_s)
 """)
 
 
@@ -100,6 +116,7 @@ async def put(conn: AsyncConnection, budgets: Collection[Budget], *, epoch: int 
     rows = [
         {name: getattr(each, name) for name in Budget.__dataclass_fields__}
         | {"thresholds": sorted(each.thresholds), "epoch": epoch}
+        | {"labels": orjson.dumps(dict(each.labels)).decode()}
         for each in sorted(budgets, key=lambda each: each.name)
     ]
     if rows:
@@ -122,7 +139,7 @@ async def keep_pools(conn: AsyncConnection, names: Collection[str], *, epoch: in
 
 _STANDING = text("""
     with held as (
-        select r.namespace, r.team, r.pool, coalesce(m.usd_per_hour, r.usd_per_hour) as usd
+        select r.namespace, r.team, r.pool, r.labels, coalesce(m.usd_per_hour, r.usd_per_hour) as usd
         from reservation r
         left join rental l on l.pod_uid = r.pod_uid and l.claim_name = r.claim_name
             and case when r.claim_uid is null then coalesce(l.ended_at > r.created_at, true)
@@ -131,17 +148,17 @@ _STANDING = text("""
             and m.resource_id = l.resource_id
         where l.state is distinct from 'ended'
     )
-    select b.name, b.amount_usd, b.period, b.namespace, b.team, b.pool, b.action, b.look_ahead_s,
+    select b.name, b.amount_usd, b.period, b.namespace, b.team, b.pool, b.labels, b.action, b.look_ahead_s,
         coalesce((select sum(c.billed_dollar_seconds) from cost_lines(
             p.since, statement_timestamp(), 'all', 'UTC') c join label_set s on s.id = c.label_set_id
             where (b.namespace is null or s.namespace = b.namespace) and (b.team is null or s.team = b.team)
-                and (b.pool is null or s.pool = b.pool)), 0) / 3600
-        + coalesce((select sum(u.usd) from (
-            select max(ceiling_usd_per_hour)
-                * extract(epoch from max(until) - greatest(min(unpriced.since), p.since)) / 3600 as usd
-            from unpriced where until > p.since and (b.namespace is null or namespace = b.namespace)
-                and (b.team is null or team = b.team) and (b.pool is null or nodepool = b.pool)
-            group by run_id) u), 0) as spent_usd,
+                and (b.pool is null or s.pool = b.pool)
+                and (b.labels = '{}' or s.tags @> b.labels)), 0) / 3600
+        + coalesce((select sum(u.usd) from unpriced_by_machine(p.since) u
+            join label_set s on s.id = u.label_set_id
+            where (b.namespace is null or s.namespace = b.namespace) and (b.team is null or s.team = b.team)
+                and (b.pool is null or s.pool = b.pool)
+                and (b.labels = '{}' or s.tags @> b.labels)), 0) as spent_usd,
         coalesce(h.usd, 0) as usd_per_hour, coalesce(h.unpriced, 0) as unpriced
     from budget b cross join lateral (
         select case b.period when 'total' then b.created_at
@@ -150,6 +167,7 @@ _STANDING = text("""
         select sum(usd) as usd, count(*) filter (where usd is null) as unpriced from held
         where (b.namespace is null or held.namespace = b.namespace)
             and (b.team is null or held.team = b.team) and (b.pool is null or held.pool = b.pool)
+            and (b.labels = '{}' or held.labels @> b.labels)
     ) h on true
     where b.action <> 'Alert' and (b.pool is null or b.pool = any(:pools))
     order by b.name
@@ -165,7 +183,7 @@ async def standing(conn: AsyncConnection, pools: Collection[str]) -> list[Standi
 _STATUS = text("""
     select name, namespace, team, nodepool as pool, amount as amount_usd, period, period_start,
         spent as spent_usd, committed_rate as usd_per_hour, used_ratio, forecast as forecast_usd,
-        exhausted_at, action, thresholds
+        exhausted_at, action, thresholds, labels
     from budget_status order by used_ratio desc, name
 """)
 

@@ -15,6 +15,7 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -52,7 +53,7 @@ class DevPostgres:
     ``data_dir`` keeps data, password and log for the next time; None means a folder of its own, in memory
     where there is room, which ``close`` removes. ``durable=False`` trades safety against a crash of the
     machine for speed; a crash of the server loses no commit either way. ``tcp`` listens on loopback too, and
-    ``url`` then names that address.
+    ``url`` then names that address. ``settings`` of the server come after ours.
     """
 
     user = "nebula"
@@ -65,8 +66,10 @@ class DevPostgres:
         durable: bool,
         prefer: Source | None = None,
         tcp: bool = False,
+        settings: Mapping[str, str] | None = None,
     ) -> None:
         self._given = data_dir
+        self._settings = settings or {}
         self._durable = durable
         self._prefer: Source | None = prefer
         self._tcp = tcp
@@ -317,6 +320,7 @@ class DevPostgres:
                 "max_wal_senders": "0",
                 "max_wal_size": "256MB",
             }
+        options |= self._settings
         argv: list[str | Path] = [self.binaries.folder / "postgres", "-D", self._data]
         argv += [f"--{name}={value}" for name, value in options.items()]
         self.log.write_bytes(b"")  # the log of this run alone: it is quoted when the start fails

@@ -134,7 +134,11 @@ class SegmentRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdjustmentRow:
-    """One row of ``billing_adjustment``."""
+    """One row of ``billing_adjustment``.
+
+    ``unpriced_seconds``: those of ``seconds`` that have no price. ``unpriced``: what of its meter's frozen
+    time has none from now on, as Postgres writes a multirange; None: as before.
+    """
 
     key: str
     meter: str
@@ -145,6 +149,8 @@ class AdjustmentRow:
     dollar_seconds: Decimal | None
     list_dollar_seconds: Decimal | None
     reason: str
+    unpriced_seconds: Decimal = Decimal(0)
+    unpriced: str | None = None
     commitment_id: int | None = None
 
 
@@ -155,6 +161,7 @@ class Adjusted:
     seconds: Decimal = Decimal(0)
     dollar_seconds: Decimal = Decimal(0)
     list_dollar_seconds: Decimal = Decimal(0)
+    unpriced_seconds: Decimal = Decimal(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,11 +246,12 @@ class Commitment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
-    """Everything that people have set, most special first. ``at`` is when it was read."""
+    """Everything that people have set, most special first; ``void``: prepayments that were none."""
 
     overrides: tuple[Override, ...]
     commitments: tuple[Commitment, ...]
     changed_at: datetime
+    void: frozenset[int] = frozenset()
 
 
 def _fits(each: Override | Commitment, run: Fitting) -> bool:
@@ -287,6 +295,8 @@ _READ = f"""
             from segment s where s.run_id = r.id) as segments,
         (select coalesce(jsonb_agg(jsonb_build_object('meter', j.meter, 'seconds', j.seconds::text,
             'dollar_seconds', j.dollar_seconds::text, 'list_dollar_seconds', j.list_dollar_seconds::text,
+            'unpriced_seconds', coalesce(j.unpriced_seconds,
+                case when j.dollar_seconds is null then j.seconds else 0 end)::text,
             'commitment_id', j.commitment_id)), '[]'::jsonb)
             from billing_adjustment j where j.run_id = r.id
                 and j.kind in ('rounding', 'minimum', 'spot_interrupt_free', 'late_price', 'late_fact')
@@ -360,6 +370,7 @@ def _due(row: Mapping[str, Any]) -> Due:
             list_dollar_seconds=EXACT.add(
                 before.list_dollar_seconds, Decimal(each["list_dollar_seconds"] or 0)
             ),
+            unpriced_seconds=EXACT.add(before.unpriced_seconds, Decimal(each["unpriced_seconds"])),
         )
     held = Held(
         segments=tuple(_segment(each) for each in row["segments"]),
@@ -529,13 +540,13 @@ _WRITE = text("""
         where (select count(*) from dropped) >= 0
     ), adjusted as (
         insert into billing_adjustment (key, run_id, label_set_id, meter, phase, kind, at, seconds,
-            dollar_seconds, list_dollar_seconds, commitment_id, corrects, reason)
+            dollar_seconds, list_dollar_seconds, unpriced_seconds, unpriced, commitment_id, corrects, reason)
         select j.key, n.run_id, n.label_set_id, j.meter, j.phase, j.kind,
             case when m.month is null then j.at else greatest(j.at, now()) end, j.seconds, j.dollar_seconds,
-            j.list_dollar_seconds, j.commitment_id, m.month, j.reason
+            j.list_dollar_seconds, j.unpriced_seconds, j.unpriced, j.commitment_id, m.month, j.reason
         from named n, jsonb_to_recordset(n.adjustments) as j (key text, meter text, phase text, kind text,
             at timestamptz, seconds numeric, dollar_seconds numeric, list_dollar_seconds numeric, reason text,
-            commitment_id bigint)
+            unpriced_seconds numeric, unpriced tstzmultirange, commitment_id bigint)
         cross join lateral (select case when j.at < (n.closed_month + interval '1 month') at time zone 'UTC'
             then date_trunc('month', j.at at time zone 'UTC')::date end as month) m
         on conflict (key) do nothing
@@ -671,8 +682,8 @@ _PRICES = text("""
         upper(valid) as ends_at, null::numeric as amount_usd, null::int as machines, changed_at
     from price_override
     union all
-    select 'commitment', id, provider, account, sku, tier, usd_per_hour, lower(valid), upper(valid),
-        amount_usd, machines, changed_at from commitment
+    select case when voided_at is null then 'commitment' else 'void' end, id, provider, account, sku, tier,
+        usd_per_hour, lower(valid), upper(valid), amount_usd, machines, changed_at from commitment
 """)
 
 
@@ -686,13 +697,14 @@ async def prices(conn: AsyncConnection) -> Prices:
         values = {name: getattr(row, name) for name in names}
         if row.what == "override":
             made[row.what].append(Override(**values))
-        else:
+        elif row.what == "commitment":
             more = {"amount_usd": row.amount_usd, "machines": row.machines}
             made[row.what].append(Commitment(**values, **more))
     return Prices(
         overrides=tuple(made["override"]),
         commitments=tuple(made["commitment"]),
         changed_at=max((row.changed_at for row in rows), default=datetime(1970, 1, 1, tzinfo=UTC)),
+        void=frozenset(row.id for row in rows if row.what == "void"),
     )
 
 
@@ -722,7 +734,7 @@ _LASTING = text("""
     from ledger_run l join run r on r.id = l.run_id join label_set s on s.id = l.label_set_id
     left join provision_attempt a on a.claim_uid = r.claim_uid and a.number = r.attempt
     where l.begun_at is not null and (l.covered <> '[]'::jsonb
-        or exists (select from commitment c where c.provider = r.provider
+        or exists (select from commitment c where c.provider = r.provider and c.voided_at is null
             and l.begun_at < upper(c.valid) and coalesce(l.over_at, 'infinity') > lower(c.valid)))
     order by r.id
 """)

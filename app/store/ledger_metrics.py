@@ -88,6 +88,8 @@ _CREDIT = text("""
     select l.provider, j.kind, -sum(j.dollar_seconds) / 3600 as value
     from billing_adjustment j join label_set l on l.id = j.label_set_id
     where j.dollar_seconds < 0 group by 1, 2
+    union all
+    select provider, 'void', sum(amount_usd) from commitment where voided_at is not null group by 1
 """)
 _HEALTH = text("""
     select provider, coalesce(r.open, 0) as open, coalesce(u.unpriced, 0) as unpriced, r.lag_s,

@@ -25,7 +25,14 @@ from sqlalchemy import (
     event,
     text,
 )
-from sqlalchemy.dialects.postgresql import ARRAY, JSONB, TSTZRANGE, ExcludeConstraint, Range
+from sqlalchemy.dialects.postgresql import (
+    ARRAY,
+    JSONB,
+    TSTZMULTIRANGE,
+    TSTZRANGE,
+    ExcludeConstraint,
+    Range,
+)
 from sqlalchemy.orm import Mapped, mapped_column
 
 from app.store.tables import NOW, Base
@@ -217,6 +224,7 @@ class Commitment(Base):
         CheckConstraint("machines > 0", name="machines"),
         CheckConstraint(_CURRENCY, name="currency"),
         CheckConstraint("not isempty(valid) and not lower_inf(valid) and not upper_inf(valid)", name="valid"),
+        CheckConstraint("(voided_at is null) = (reversed_at is null)", name="void"),
         {"comment": "Prepayments and reservations. Written by nebula cost commitment."},
     )
 
@@ -244,6 +252,17 @@ class Commitment(Base):
     reason: Mapped[str]
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)
     changed_at: Mapped[datetime] = mapped_column(server_default=NOW)
+    voided_at: Mapped[datetime | None] = mapped_column(
+        comment="since when it counts as noted by mistake, and covers nothing; null: it holds"
+    )
+    voided_by: Mapped[str | None]
+    void_reason: Mapped[str | None]
+    reversed_at: Mapped[datetime | None] = mapped_column(
+        comment="the instant in which a void one is taken off: that of its purchase, unless that was closed"
+    )
+    unused_reversed_at: Mapped[datetime | None] = mapped_column(
+        comment="the same of what was unused, where the end of its term was closed; null: there is none of it"
+    )
 
 
 class BillingSegment(Base):
@@ -262,6 +281,11 @@ class BillingSegment(Base):
         Index("billing_segment_begins_idx", text("lower(period)")),
         Index("billing_segment_open_idx", "run_id", postgresql_where=text("upper_inf(period)")),
         Index("billing_segment_unpriced_idx", "run_id", postgresql_where=text("usd is null")),
+        Index(
+            "billing_segment_commitment_idx",
+            "commitment_id",
+            postgresql_where=text("commitment_id is not null"),
+        ),
         CheckConstraint("not isempty(period) and not lower_inf(period)", name="period"),
         CheckConstraint("usd >= 0 and list_usd >= 0 and quantity >= 0", name="usd"),
         CheckConstraint("(usd is null) = (confidence = 'unpriced')", name="unpriced"),
@@ -367,6 +391,13 @@ class BillingAdjustment(Base):
         UniqueConstraint("key"),
         Index(None, "run_id"),
         Index("billing_adjustment_instant_idx", text("tstzrange(at, at, '[]')"), postgresql_using="gist"),
+        Index(
+            "billing_adjustment_unpriced_idx",
+            "run_id",
+            "meter",
+            "id",
+            postgresql_where=text("unpriced is not null"),
+        ),
         CheckConstraint(
             "kind in ('rounding', 'minimum', 'spot_interrupt_free', 'late_price', 'late_fact',"
             " 'invoice_true_up', 'credit', 'refund', 'tax')",
@@ -387,6 +418,12 @@ class BillingAdjustment(Base):
     seconds: Mapped[Decimal] = mapped_column(server_default=text("0"), comment="billed more, or less")
     dollar_seconds: Mapped[Decimal | None] = mapped_column(comment="null: there is no price")
     list_dollar_seconds: Mapped[Decimal | None]
+    unpriced_seconds: Mapped[Decimal | None] = mapped_column(
+        comment="more without a price, or fewer; null: all of its seconds where it has no dollars"
+    )
+    unpriced: Mapped[Any | None] = mapped_column(
+        TSTZMULTIRANGE(), comment="what of its meter's frozen time has no price from here on; null: as before"
+    )
     commitment_id: Mapped[int | None] = mapped_column(
         BigInteger, ForeignKey("commitment.id"), comment="it is covered by: billed nothing here"
     )
@@ -532,7 +569,10 @@ class Budget(Base):
     name: Mapped[str] = mapped_column(primary_key=True, comment="nodepool/NAME for that of a NodePool")
     namespace: Mapped[str | None] = mapped_column(comment="null: any")
     team: Mapped[str | None] = mapped_column(comment="null: any")
-    pool: Mapped[str | None] = mapped_column(comment="null: any; all three null: everything")
+    pool: Mapped[str | None] = mapped_column(comment="null: any; of all four nothing: everything")
+    labels: Mapped[dict[str, Any]] = mapped_column(
+        JSONB, server_default=text("'{}'::jsonb"), comment="labels that the Pod must have, all of them"
+    )
     amount_usd: Mapped[Decimal] = mapped_column(comment="dollars in a period")
     period: Mapped[str] = mapped_column(comment="day, week (from Monday), month or total, UTC")
     thresholds: Mapped[list[int]] = mapped_column(ARRAY(Integer), comment="percentages that are told of")

@@ -8,10 +8,11 @@ transaction is open at a time.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from decimal import Decimal
 from typing import Any
 
+import orjson
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -38,6 +39,7 @@ class Reservation:
     claim_uid: str | None = None
     namespace: str = ""
     team: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @property
     def key(self) -> Key:
@@ -58,10 +60,10 @@ class Sum:
 
 
 _table: Any = tables.Reservation.__table__
-_COLUMNS = tuple(field.name for field in fields(Reservation))
+_COLUMNS = tuple(each.name for each in fields(Reservation))
 
 
-_KINDS = {"gpus": "int", "usd_per_hour": "numeric"}
+_KINDS = {"gpus": "int", "usd_per_hour": "numeric", "labels": "jsonb"}
 _ARRAYS = ", ".join(f"cast(:{name} as {_KINDS.get(name, 'text')}[])" for name in _COLUMNS)
 _NEW = ", ".join(f"{name} = excluded.{name}" for name in (*_COLUMNS, "created_at") if name != "usd_per_hour")
 _PUT = text(f"""
@@ -77,7 +79,9 @@ async def put(conn: AsyncConnection, rows: Iterable[Reservation]) -> None:
     if not latest:
         return
     ordered = [latest[key] for key in sorted(latest)]
-    await conn.execute(_PUT, {name: [getattr(row, name) for row in ordered] for name in _COLUMNS})
+    values: dict[str, list[Any]] = {name: [getattr(row, name) for row in ordered] for name in _COLUMNS}
+    values["labels"] = [orjson.dumps(dict(row.labels)).decode() for row in ordered]
+    await conn.execute(_PUT, values)
 
 
 _RELEASE = text("""

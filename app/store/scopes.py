@@ -26,6 +26,10 @@ _NAMES: Mapping[str, str] = {
         select namespace from label_set union select namespace from reservation
         union select pod_namespace from claim union select pod_namespace from rental
     """,
+    "label": """
+        select e.key || '=' || e.value from label_set l, jsonb_each_text(l.tags) e
+        union select e.key || '=' || e.value from reservation r, jsonb_each_text(r.labels) e
+    """,
     "team": "select team from label_set union select team from reservation",
     "pool": """
         select pool from label_set union select pool from reservation union select pool from claim

@@ -528,6 +528,11 @@ class Reservation(Base):
     claim_name: Mapped[str] = mapped_column(primary_key=True)
     namespace: Mapped[str] = mapped_column(server_default=text("''"), comment="the Pod's, for budgets")
     team: Mapped[str] = mapped_column(server_default=text("''"), comment="the Pod's team label, for budgets")
+    labels: Mapped[dict[str, Any]] = mapped_column(
+        JSONB,
+        server_default=text("'{}'::jsonb"),
+        comment="the Pod's labels as its claim keeps them, for budgets",
+    )
     pool: Mapped[str]
     provider: Mapped[str]
     account: Mapped[str]

@@ -142,6 +142,53 @@ async def commitment(
     return int((await conn.execute(_COMMIT, values)).scalar_one())
 
 
+class CannotVoid(ValueError):
+    """A prepayment that cannot be taken back: it is none, is void, or what it covered is past retention."""
+
+
+# The months are asked for only once nobody can close one meanwhile: who closes holds this table.
+_HOLD = text("lock table commitment in row exclusive mode")
+_VOIDABLE = text("""
+    select c.voided_at, exists (select from ledger_run l where l.dropped_at is not null
+        and l.covered @> jsonb_build_array(jsonb_build_array(c.id))) as is_past,
+        array(select distinct (e.at at time zone 'UTC')::date from (
+            values (c.purchased_at), (upper(c.valid))
+            union all select j.at from billing_adjustment j where j.commitment_id = c.id) e (at)) as days
+    from commitment c where c.id = :id for update
+""")
+_VOID = text(f"""
+    update commitment c set voided_at = now(), changed_at = now(), voided_by = :voided_by,
+        void_reason = :reason,
+        reversed_at = case when c.purchased_at < {CLOSED_UNTIL} then now() else c.purchased_at end,
+        unused_reversed_at = case when upper(c.valid) < {CLOSED_UNTIL} then now() end
+    where id = :id
+""")
+
+
+async def void(conn: AsyncConnection, number: int, *, voided_by: str, reason: str) -> None:
+    """Take back a prepayment that was noted by mistake, for good: it covers nothing, and was never bought.
+
+    What it covered is billed after all by the ledger's next tick. Closed months stay as they were: what was
+    billed, covered or unused in one is taken off by a line of this month that names it.
+
+    Raises:
+        CannotVoid: see there.
+    """
+    await conn.execute(_HOLD)
+    row = (await conn.execute(_VOIDABLE, {"id": number})).one_or_none()
+    if row is None:
+        raise CannotVoid(f"there is no commitment {number}; `nebula cost commitment` lists them")
+    if row.voided_at is not None:
+        raise CannotVoid(f"commitment {number} has been void since {row.voided_at:%Y-%m-%d %H:%M} UTC")
+    if row.is_past:
+        raise CannotVoid(
+            f"commitment {number} covered a machine whose segments are past retention, which can be billed no"
+            " more: `nebula cost adjust credit` takes the amount off"
+        )
+    await conn.execute(_DIRTY, {"days": row.days})
+    await conn.execute(_VOID, {"id": number, "voided_by": voided_by, "reason": reason})
+
+
 _ADJUST = text(f"""
     insert into billing_adjustment (key, label_set_id, kind, at, dollar_seconds, corrects, invoice, reason)
     select :key, :label, :kind, case when m.month is null then cast(:at as timestamptz)

@@ -49,6 +49,7 @@ select
     s.price_source,
     s.confidence,
     s.usd is null as is_unpriced,
+    0::numeric as unpriced_once,
     s.why,
     null::text as invoice,
     s.since_month,
@@ -81,6 +82,7 @@ select
     case when j.kind = 'invoice_true_up' then 'billed' else 'quoted' end,
     case when j.dollar_seconds is null then 'unpriced' else 'firm' end,
     j.dollar_seconds is null,
+    coalesce(j.unpriced_seconds, case when j.dollar_seconds is null then j.seconds else 0 end),
     j.reason,
     j.invoice,
     '-infinity'::date, 'infinity'::date
@@ -89,8 +91,25 @@ union all
 select
     'purchase:' || c.id, null, c.label_set_id, 'Purchase', null, tstzrange(c.purchased_at, c.purchased_at, '[]'),
     c.purchased_at, c.purchased_at, false, true, '', '', 'purchase', 0, 1, 0, null, null, null, null, null,
-    0, 0, c.amount_usd * 3600, c.id, 'quoted', 'firm', false, c.reason, null, '-infinity'::date, 'infinity'::date
+    0, 0, c.amount_usd * 3600, c.id, 'quoted', 'firm', false, 0, c.reason, null, '-infinity'::date, 'infinity'::date
 from commitment c
+union all
+-- One that was noted by mistake is taken off: at the instant of its purchase, unless that is in a closed month.
+select
+    'void:' || c.id, null, c.label_set_id, 'Purchase',
+    case when c.reversed_at <> c.purchased_at then date_trunc('month', c.purchased_at at time zone 'UTC')::date end,
+    tstzrange(c.reversed_at, c.reversed_at, '[]'), c.reversed_at, c.reversed_at, false, true, '', '', 'void', 0, 1, 0,
+    null, null, null, null, null, 0, 0, -c.amount_usd * 3600, c.id, 'quoted', 'firm', false, 0, c.void_reason, null,
+    '-infinity'::date, 'infinity'::date
+from commitment c where c.voided_at is not null
+union all
+select
+    'void:' || c.id || ':unused', null, c.label_set_id, 'Usage',
+    date_trunc('month', upper(c.valid) at time zone 'UTC')::date,
+    tstzrange(c.unused_reversed_at, c.unused_reversed_at, '[]'), c.unused_reversed_at, c.unused_reversed_at, false,
+    true, '', '', 'unused', 0, 1, 0, null, null, null, null, null, 0, -c.amount_usd * 3600, 0, c.id, 'quoted', 'firm',
+    false, 0, c.void_reason, null, '-infinity'::date, 'infinity'::date
+from commitment c where c.unused_reversed_at is not null
 union all
 -- What came after the term (a correction) is taken off at its own instant, so that a closed month stays.
 select
@@ -100,16 +119,17 @@ select
         - coalesce((select sum(s.dollar_seconds) from segment s where s.commitment_id = c.id), 0)
         - coalesce((select sum(j.dollar_seconds) from billing_adjustment j where j.commitment_id = c.id
             and j.at <= upper(c.valid)), 0),
-    0, c.id, 'quoted', 'firm', false, 'what was paid for and not used', null, '-infinity'::date, 'infinity'::date
-from commitment c where upper(c.valid) <= statement_timestamp()
+    0, c.id, 'quoted', 'firm', false, 0, 'what was paid for and not used', null, '-infinity'::date, 'infinity'::date
+from commitment c
+where upper(c.valid) <= statement_timestamp() and (c.voided_at is null or c.unused_reversed_at is not null)
 union all
 select
     'unused:' || c.id || ':' || j.id, null, c.label_set_id, 'Usage', j.corrects, tstzrange(j.at, j.at, '[]'),
     j.at, j.at, false, true, '', '', 'unused', 0, 1, 0, null, null, null, null, null,
-    0, -j.dollar_seconds, 0, c.id, 'quoted', 'firm', false, 'what turned out to be used, or not', null,
+    0, -j.dollar_seconds, 0, c.id, 'quoted', 'firm', false, 0, 'what turned out to be used, or not', null,
     '-infinity'::date, 'infinity'::date
 from commitment c join billing_adjustment j on j.commitment_id = c.id and j.at > upper(c.valid)
-where j.dollar_seconds is not null;
+where j.dollar_seconds is not null and (c.voided_at is null or c.unused_reversed_at is not null);
 
 comment on view charge is
 'One segment of a machine (its price for its seconds; an open one ends now), or one adjustment: dollars that fall whole on the instant charge_period_start. Dollars are (per_hour x seconds + once) / 3600. Billed: on the cloud''s invoice; effective: what is paid in advance is spread over what it covers; list: on demand. Null is not known, never zero.';
@@ -162,7 +182,7 @@ language sql stable as $$
         case when c.is_instant then c.list_once else coalesce(c.list_usd_per_hour, c.effective_usd_per_hour) * t.seconds end,
         case when c.confidence = 'guessed' then c.effective_usd_per_hour * t.seconds else 0 end,
         case when c.confidence = 'estimated' then c.effective_usd_per_hour * t.seconds else 0 end,
-        case when c.is_unpriced then t.seconds else 0 end,
+        case when c.is_instant then c.unpriced_once when c.is_unpriced then t.seconds else 0 end,
         c.is_unpriced, c.commitment_id
     from charge c cross join lateral (
         select greatest(c.charge_period_start, t_from) as starts,

@@ -8,7 +8,7 @@ select c.*, l.namespace, l.workload_kind, l.workload_name, l.team, l.cost_center
         else 'Standard' end as pricing_category,
     case
         when c.kind = 'unused' then 'unused_commitment'
-        when c.kind = 'purchase' then 'useful'
+        when c.kind in ('purchase', 'void') then 'useful'
         when r.extra then 'duplicate'
         -- A machine whose claim was never known. What has no machine (a credit, a tax) is nobody's, and no waste.
         when (c.run_id is not null and l.namespace = '') or exists (select from orphan_finding f where f.provider = r.provider
@@ -236,24 +236,26 @@ comment on view price_drift is 'Machines that run at another price than is liste
 
 create view budget_status as
 with due as (
-    select b.*, case b.period when 'total' then b.created_at else date_trunc(b.period, statement_timestamp(), 'UTC') end as period_start,
+    select b.name, b.namespace, b.team, b.pool, b.labels, b.amount_usd, b.period, b.action, b.thresholds, b.look_ahead_s,
+        case b.period when 'total' then b.created_at else date_trunc(b.period, statement_timestamp(), 'UTC') end as period_start,
         case b.period when 'total' then null
             else date_trunc(b.period, statement_timestamp(), 'UTC') + ('1 ' || b.period)::interval end as period_end
     from budget b
+), live as materialized (
+    select label_set_id, sum(usd_per_hour) as usd_per_hour from burn_machine group by label_set_id
 ), counted as (
     select d.*,
         coalesce((select sum(c.billed_dollar_seconds) from cost_lines(d.period_start, statement_timestamp(), 'all', 'UTC') c
             join label_set l on l.id = c.label_set_id
             where (d.namespace is null or l.namespace = d.namespace) and (d.team is null or l.team = d.team)
-                and (d.pool is null or l.pool = d.pool)), 0) / 3600
+                and (d.pool is null or l.pool = d.pool) and (d.labels = '{}' or l.tags @> d.labels)), 0) / 3600
         -- What has no price counts with the ceiling of its claim, once a machine, until there is one.
-        + coalesce((select sum(u.usd) from (
-            select max(ceiling_usd_per_hour) * extract(epoch from max(until) - greatest(min(since), d.period_start)) / 3600 as usd
-            from unpriced where until > d.period_start and (d.namespace is null or namespace = d.namespace)
-                and (d.team is null or team = d.team) and (d.pool is null or nodepool = d.pool) group by run_id) u), 0) as spent,
-        coalesce((select sum(r.usd_per_hour) from burn_rate r
-            where (d.namespace is null or r.namespace = d.namespace) and (d.team is null or r.team = d.team)
-                and (d.pool is null or r.nodepool = d.pool)), 0) as live_usd_per_hour
+        + coalesce((select sum(u.usd) from unpriced_by_machine(d.period_start) u join label_set l on l.id = u.label_set_id
+            where (d.namespace is null or l.namespace = d.namespace) and (d.team is null or l.team = d.team)
+                and (d.pool is null or l.pool = d.pool) and (d.labels = '{}' or l.tags @> d.labels)), 0) as spent,
+        coalesce((select sum(v.usd_per_hour) from live v join label_set l on l.id = v.label_set_id
+            where (d.namespace is null or l.namespace = d.namespace) and (d.team is null or l.team = d.team)
+                and (d.pool is null or l.pool = d.pool) and (d.labels = '{}' or l.tags @> d.labels)), 0) as live_usd_per_hour
     from due d
 )
 select name, namespace, team, pool as nodepool, amount_usd as amount, period, period_start, period_end, spent,
@@ -262,7 +264,7 @@ select name, namespace, team, pool as nodepool, amount_usd as amount, period, pe
     case when spent >= amount_usd then statement_timestamp()
         when live_usd_per_hour > 0 then statement_timestamp()
             + make_interval(secs => least((amount_usd - spent) / live_usd_per_hour * 3600, 3153600000)::float8) end as exhausted_at,
-    action, thresholds, look_ahead_s
+    action, thresholds, look_ahead_s, labels
 from counted;
 comment on view budget_status is
 'What each budget has left in its period: spent so far (what has no price at its ceiling), what runs an hour, and when that uses it up. One row a budget.';

@@ -18,7 +18,7 @@ select
     case when h.kind <> 'usage' then replace(h.kind, '_', ' ') || coalesce(' of ' || h.resource_id, '')
         else h.accelerator_count || 'x ' || coalesce(nullif(h.accelerator, ''), 'CPU') || ' ' || h.phase || ', '
             || h.meter || ', ' || h.capacity_type end as "ChargeDescription",
-    case when h.kind = 'purchase' then 'One-Time' else 'Usage-Based' end as "ChargeFrequency",
+    case when h.kind in ('purchase', 'void') then 'One-Time' else 'Usage-Based' end as "ChargeFrequency",
     h.charge_period_end as "ChargePeriodEnd",
     h.charge_period_start as "ChargePeriodStart",
     case when h.commitment_id is not null then 'Spend' end as "CommitmentDiscountCategory",

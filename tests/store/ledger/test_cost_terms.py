@@ -136,6 +136,8 @@ async def test_a_contract_price_must_end_after_it_begins(books: Books, nebula: A
     (["budget", "set", "b", "--amount", "1", "--namespace", "team-b"], "did you mean team-a?"),
     (["budget", "set", "b", "--amount", "1", "--team", "visoin"], "did you mean vision?"),
     (["budget", "set", "b", "--amount", "1", "--pool", "gpus"], "a NodePool 'gpus'; did you mean gpu?"),
+    (["budget", "set", "b", "--amount", "1", "--label", "team=vison"],
+     "a label 'team=vison'; did you mean team=vision?"),
 ])  # fmt: skip
 async def test_a_misspelt_scope_is_told_with_the_nearest_name(
     books: Books, nebula: Any, args: list[str], said: str
@@ -148,6 +150,26 @@ async def test_a_misspelt_scope_is_told_with_the_nearest_name(
     assert result.exit_code == 2
     assert said in " ".join(result.output.split())
     assert (await nebula(*args, "--new")).exit_code == 0
+
+
+async def test_a_budget_by_labels_is_set_and_shown_with_what_its_machines_spend(books: Books, nebula: Any):
+    await books.run(labels={"team": "vision", "app": "train"})
+    await books.run(labels={"team": "vision"})
+    await books.tick()
+    begun = ("budget", "set", "train", "--amount", "100", "--period", "total", "--label", "app=train")
+
+    said = await nebula(*begun, "--label", "team=vision")
+    twice = await nebula(*begun, "--label", "app=serve", "--new")
+    wrong = await nebula("budget", "set", "b", "--amount", "1", "--label", "app train", "--new")
+    shown = await nebula("budget")
+
+    assert said.exit_code == 0, said.output
+    assert "app=train team=vision" in shown.output
+    assert "19.92" in shown.output  # the one machine that has both, an hour
+    assert "39.84" not in shown.output
+    assert (twice.exit_code, wrong.exit_code) == (2, 2)
+    assert "--label: no Pod has app twice" in twice.output
+    assert "--label: 'app train' is no label of a Pod, such as app=train" in wrong.output
 
 
 async def test_a_contract_price_is_set_shown_and_ended(books: Books, nebula: Any):

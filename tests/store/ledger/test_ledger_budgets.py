@@ -81,7 +81,7 @@ async def test_a_budget_counts_only_its_scope(books: Books, scope: dict[str, str
     (found,) = await standing(books)
 
     assert (found.spent_usd > 0) is counts
-    assert found.concerns(namespace="team-a", team="vision", pool="gpu") is counts
+    assert found.concerns(namespace="team-a", team="vision", pool="gpu", labels={"team": "vision"}) is counts
 
 
 async def test_a_budget_that_only_tells_refuses_nothing(books: Books):

@@ -67,6 +67,28 @@ async def test_a_price_whose_end_is_known_is_burnt_now_and_not_spent_ahead_of_ti
     assert all(7 <= cost < 8 for cost in seen.values()), seen
 
 
+async def test_burn_counts_each_machine_once_and_what_has_no_price_at_its_ceiling(books: Books):
+    """Every meter's dollars, whatever of a machine has a price, by whole machines."""
+    disk = gpu("0.5", 1) | {"kind": "disk"}
+    for meters, ceiling in (
+        ([gpu("2", 1), disk], "9"),
+        ([gpu(None, 1), disk], "9"),  # its ceiling
+        ([gpu(None, 1), gpu("20", 1) | {"kind": "machine"}], "9"),  # more than that already
+        ([gpu(None, 1)], None),  # nobody knows anything
+    ):
+        await books.run(
+            meters=meters, accelerator="H100:1", ceiling_usd_per_hour=ceiling and Decimal(ceiling)
+        )
+    await books.tick()
+
+    (burn,) = await books.sql("select * from burn_rate")
+
+    assert (burn["instances"], burn["gpus"], burn["unpriced"]) == (4, 4, 3)
+    assert burn["usd_per_hour"] == Decimal("2.5") + 9 + 20
+    (machines,) = await books.sql("select count(*) as n, sum(usd_per_hour) as usd from burn_machine")
+    assert (machines["n"], machines["usd"]) == (4, burn["usd_per_hour"])
+
+
 async def test_a_price_that_is_set_late_is_not_put_on_top_of_the_clouds_own_bill(books: Books):
     run = await books.run(meters=[gpu(None, 1)], resource_id="billed")
     await books.over(run, after_s=3600)

@@ -17,6 +17,7 @@ from app.store.engine import begin
 from catalog.catalogue import CloudRows
 from catalog.offerings import Offerings
 from providers.base import Accelerator, BillsFrom, BillsUntil, Offering, Ref, ResourceId, Tier, Traits
+from tests.store.ledger.test_late_prices import left_unpriced
 from tests.store.ledger.world import RULE, T0, Books, at, gpu
 
 
@@ -142,6 +143,7 @@ async def test_a_contract_price_that_comes_late_leaves_nothing_unpriced(books: B
         await terms.override(conn, usd_per_hour=Decimal(1), since=at(3600), until=at(9000), **values)
     await books.tick()
     assert await _told_unpriced(books) == (1, 1)  # of the first hour nobody knows it still
+    assert await left_unpriced(books) == [(at(0), at(3600), 1)]
     async with begin(books.engine) as conn:
         await terms.override(conn, usd_per_hour=Decimal("1.1"), since=at(-60), until=at(3600), **values)
     await books.tick()

@@ -88,3 +88,24 @@ def test_a_burst_of_one_transaction_sees_what_it_has_promised():
     assert (mine.usd_per_hour, mine.left_usd()) == (90, 10)
     assert [each.usd_per_hour for each in promises.usage("gpu", namespace="b").budgets] == [0]
     assert replace(mine, spent_usd=Decimal(20)).left_usd() == -10
+
+
+def test_a_budget_by_labels_counts_promises_of_pods_that_have_all_of_them():
+    promises = Promises((), [a_budget(labels={"app": "train", "team": "a"})])
+    row = Reservation(
+        pod_uid="p",
+        claim_name="c",
+        pool="gpu",
+        provider="modal",
+        account="default",
+        gpus=1,
+        usd_per_hour=Decimal(30),
+        labels={"app": "train", "team": "a", "version": "7"},
+    )
+
+    promises.reserve(row)
+    promises.reserve(replace(row, pod_uid="q", labels={"app": "train"}))
+
+    (mine,) = promises.usage("gpu", labels=row.labels).budgets
+    assert mine.usd_per_hour == 30
+    assert promises.usage("gpu", labels={"app": "train"}).budgets == ()
