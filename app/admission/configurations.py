@@ -38,13 +38,15 @@ POD_TIMEOUT_S: Final = 10
 WARNING_TIMEOUT_S: Final = 3  # for an answer that can only warn
 BYSTANDER_TIMEOUT_S: Final = 1  # the same, about Pods that are none of our business
 
-# The API server's own look at a Pod's labels; what it does not match costs no call.
+# The API server's own look at a Pod's labels; what it does not match costs no call. Those that have decided are
+# left to the selector: an expression for each of 500 opted-in Pods was a twentieth of the API server's work.
 _PRODUCT, _DOMAIN, _ = GROUP.split(".")
+_UNDECIDED: Final = {
+    "matchExpressions": [{"key": ENABLED_LABEL, "operator": "NotIn", "values": [ENABLED, "false"]}]
+}
 ALMOST_OPTED_IN: Final = (
     "has(object.metadata.labels) && object.metadata.labels.exists(key,"
     f" key.startsWith('{_PRODUCT}.') || key.contains('{_DOMAIN}.'))"
-    f" && !('{ENABLED_LABEL}' in object.metadata.labels"
-    f" && object.metadata.labels['{ENABLED_LABEL}'] in ['{ENABLED}', 'false'])"
 )
 
 
@@ -99,6 +101,7 @@ def configurations(*, namespace: str, url: str | None, service: str) -> list[Obj
         "matchPolicy": "Equivalent",
         "timeoutSeconds": BYSTANDER_TIMEOUT_S,
         "namespaceSelector": about_pods["namespaceSelector"],
+        "objectSelector": _UNDECIDED,
         "matchConditions": [{"name": "almost-opted-in", "expression": ALMOST_OPTED_IN}],
         "rules": [_rule("", "v1", ["pods"], operations=["CREATE"], scope="Namespaced")],
     }

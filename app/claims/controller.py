@@ -161,6 +161,9 @@ class Claims:
         pod = new if new is not None else old
         if pod is not None:
             for claim in self._claims.by_index(_BY_POD, pod["metadata"]["uid"]):
+                if new is None and self._running:
+                    track = self._tracks.of(claim["metadata"]["uid"], now=self._clock())
+                    track.pod_gone = track.pod_gone or _was_let_go(pod)
                 self._wake(claim["metadata"]["uid"])
 
     # --- one look at one claim ------------------------------------------------------------------
@@ -204,10 +207,11 @@ class Claims:
         if finished and pod is not None and not track.finished:
             track.finished, track.reason = True, f"pod {_phase(pod).lower()}"
         view = self._provisioning.view(spec.uid)
-        self._tell(claim, spec, track, view)
+        asked = leaving(claim) or (pod is not None and leaving(pod))
+        self._tell(claim, spec, track, view, asked=asked)
         if leaving(claim) or (finished and view.state != "ended"):
             self._releases.add(spec.uid, spec.key)
-        ending = leaving(claim) or finished or (pod is not None and leaving(pod))
+        ending = asked or finished
         if ending and not finished:  # finished ones stay, and hold nobody up
             self._ending.add(spec.uid)
         track.leaving_since = self._since(track.leaving_since, ending or view.state in ("ending", "ended"))
@@ -226,8 +230,11 @@ class Claims:
     async def _pod(self, spec: ClaimSpec, track: Track, waits: list[float]) -> Obj | None:
         """The Pod that the claim serves; None when the server says that there is none with its UID.
 
-        Nor does it serve one that is gated and opted out.
+        Nor does it serve one that is gated and opted out. One that has left the watch after its last grace
+        was over is gone without asking; any other may only have lost its label.
         """
+        if track.pod_gone:
+            return None
         pod = self._pods.get(spec.pod_namespace, spec.pod_name)
         if pod is None or pod["metadata"]["uid"] != spec.pod_uid:
             pod = await self._kube.find(paths.pod(spec.pod_namespace, spec.pod_name))
@@ -298,12 +305,14 @@ class Claims:
 
     # --- what is written ------------------------------------------------------------------------
 
-    def _tell(self, claim: Obj, spec: ClaimSpec, track: Track, view: View) -> None:
-        """Events of what its status does not show, or only for a moment."""
+    def _tell(self, claim: Obj, spec: ClaimSpec, track: Track, view: View, *, asked: bool) -> None:
+        """Events of what its status does not show, or only for a moment. ``asked``: its end is wanted here,
+        and a workload that stops on request ends the machine before anything is released.
+        """
         if view.refusal is not None and view.refusal != track.refusal:
             track.refusal = view.refusal
             self._telling.refused(claim, spec, view.refusal)
-        if not track.lost and (why := why_lost(view)) is not None:
+        if not asked and not track.lost and (why := why_lost(view)) is not None:
             track.lost = True
             self._telling.lost(claim, spec, view, why)
 
@@ -352,6 +361,12 @@ def _waits_in_vain(pod: Obj) -> bool:
         keys.SCHEDULING_GATE in gates
         and (pod["metadata"].get("labels") or {}).get(keys.ENABLED_LABEL) != keys.ENABLED
     )
+
+
+def _was_let_go(pod: Obj) -> bool:
+    """Whether this was the Pod's last state: a deletion without grace or finalizer is never taken back."""
+    metadata = pod["metadata"]
+    return leaving(pod) and metadata.get("deletionGracePeriodSeconds") == 0 and not metadata.get("finalizers")
 
 
 def _phase(pod: Obj) -> str:

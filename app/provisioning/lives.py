@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from app.inventory.rounds import AccountKey
-from app.provisioning.model import ClaimSpec, Refused, View
+from app.provisioning.model import ClaimSpec, LiveClaim, Refused, View
 from providers.base import Accelerator, Accepted, ClaimUid, Machine, Ref, ResourceId, Tier, usd_per_hour
 
 
@@ -16,12 +16,20 @@ class Parted:
     unknown_s: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Looked:
+    """A claim as the server had it; None where it had none of that UID."""
+
+    live: LiveClaim | None
+
+
 @dataclass(slots=True)
 class Life:
     """One claim. Moments are monotonic seconds; ``rented_at`` is None when it was before this process.
 
-    ``ending_epoch``: the epoch under which this process has committed ``ending``. ``parted``: the last whole
-    pass of `release` found that the cloud has taken every terminate, and only lists are missing.
+    ``ending_epoch``: the epoch under which this process has committed ``ending``; ``looked``: the claim, read
+    after that. ``parted``: the last whole pass of `release` found that the cloud has taken every terminate, and
+    only lists are missing.
     ``intending``: it is called open for an intent that nobody has answered yet, so there may be no row.
     """
 
@@ -45,6 +53,7 @@ class Life:
     tail_tried: bool = False
     waiting: bool = False
     ending_epoch: int | None = None
+    looked: "Looked | None" = None
     doubt: str = ""
     parted: "Parted | None" = None
     terminated: dict[ResourceId, float] = field(default_factory=dict)

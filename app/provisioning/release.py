@@ -13,7 +13,7 @@ from app.inventory.accounts import Account
 from app.inventory.identity import parse
 from app.inventory.rounds import Known
 from app.provisioning.core import Core, terminate_fact
-from app.provisioning.lives import Life, Parted
+from app.provisioning.lives import Life, Looked, Parted
 from app.provisioning.model import (
     ClaimPort,
     ClaimSpec,
@@ -69,6 +69,7 @@ class Releaser:
         life.parted = None
         committed = life.ending_epoch == epoch
         if not committed:
+            life.looked = None
             reach("ending.before")
             async with single(core.engine) as conn:
                 state = await rentals.begin_ending(conn, claim.columns(), reason=reason, epoch=epoch)
@@ -83,8 +84,7 @@ class Releaser:
                 return Released()
         core.inventory.stir(claim.key, claim.uid)
         try:
-            # After the commit, so that no later mark can be missed.
-            live: LiveClaim | None = await port.look(claim)
+            live = await self._look(life, port)
         except ClaimUnreadable as error:
             return await self._end_known(life, Why.NO_CLUSTER, str(error), leave=self._without_row(life))
         rows = await core.load(claim)
@@ -135,6 +135,18 @@ class Releaser:
             why = "a machine of a time without a database cannot be looked at"
             return self._again(life, True, Why.TERMINATING, why, unknown_s=unknown_s)
         return await self._ended(life, list(targets.values()), epoch)
+
+    @staticmethod
+    async def _look(life: Life, port: ClaimPort) -> LiveClaim | None:
+        """The claim as it was after ``ending`` was committed, so that no mark is missed that anything was sent
+        on: whoever marks it later meets the fence. Read once, therefore, for each commit.
+
+        Raises:
+            ClaimUnreadable: the server did not tell.
+        """
+        if life.looked is None:
+            life.looked = Looked(live=await port.look(life.claim))
+        return life.looked.live
 
     def _still_parted(self, life: Life, epoch: int) -> Releasing | None:
         """What the last pass has answered, while another one could not answer anything else.

@@ -49,10 +49,11 @@ async def cloud(tmp_path: Path, scenario: dict[str, Any]) -> AsyncIterator[FakeC
 
 
 class Written:
-    """In front of a client's transport: notes each write as ``PATCH nodeclaims/NAME/status``."""
+    """In front of a client's transport: notes each write as ``PATCH nodeclaims/NAME/status``, and reads of Pods."""
 
     def __init__(self, kube: Kube) -> None:
         self.writes: list[str] = []
+        self.pods_read: list[str] = []
         self._transport = kube._transport
         self.kube = kube.room("noted")
         self.kube._transport = self  # type: ignore[assignment]
@@ -60,6 +61,8 @@ class Written:
     async def send(self, method: str, path: str, **request: Any) -> bytes:
         if method != "GET":
             self.writes.append(f"{method} {path.partition('?')[0].partition('/v1alpha1/')[2]}")
+        elif "/pods/" in path:
+            self.pods_read.append(path.rpartition("/")[2])
         return await self._transport.send(method, path, **request)
 
 

@@ -6,8 +6,10 @@ from uuid import uuid4
 
 from app.api import keys
 from app.kube import paths
+from app.kube.claims import claim_spec
 from app.kube.client import Obj
 from app.provisioning.model import Refused
+from providers.base import ClaimUid
 from tests.cluster.claims.conftest import World
 from tests.support.cluster import Kubectl
 from tests.support.composed import until
@@ -96,6 +98,33 @@ async def test_a_machine_that_the_cloud_took_back_is_told_as_lost(world: World):
         )
         uid = (await world.kube.get(paths.nodepool(pool)))["metadata"]["uid"]
         assert machine not in (await event(world, uid, "Lost"))["message"]
+
+
+async def test_a_machine_that_stops_because_its_pod_is_deleted_is_not_told_as_lost(world: World):
+    async with world.leading() as term:
+        pod = await world.pod("a")
+        claim = await world.claim(pod)
+        machine, uid = await term.rent(claim), claim["metadata"]["uid"]
+        await world.until_phase(claim, "Bound")
+
+        await world.kube.delete(paths.pod(world.namespace, pod["metadata"]["name"]))
+        live = await world.live(claim)
+        assert live is not None
+        await term.provisioning.keep.stop(claim_spec(live), grace_s=0)
+
+        async def over() -> bool:
+            seen = term.provisioning.view(ClaimUid(uid)).machine
+            return seen is not None and seen.end is not None
+
+        await until(over, what="its end is seen before anything is released")
+        await world.until_phase(claim, "Terminating")  # a look that came after that
+        await world.remove_pod(pod)
+        await event(world, uid, "Released")
+        await term.events.flush()
+
+    query = f"involvedObject.uid={uid}"
+    told = {each["reason"] for each in (await world.kube.get(paths.events(), fieldSelector=query))["items"]}
+    assert told == {"Rented", "Released"}, machine
 
 
 async def test_a_new_leader_tells_nothing_again(world: World):

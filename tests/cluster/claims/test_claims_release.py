@@ -61,6 +61,7 @@ async def test_one_life_costs_four_writes_and_no_more(world: World):
         f"DELETE nodeclaims/{name}",
         f"PATCH nodeclaims/{name}",
     ]
+    assert world.written.pods_read == []  # the watch has shown the Pod's last state
 
 
 @pytest.mark.behaviour(281)
