@@ -8,7 +8,8 @@ Invariants, whatever the network or the server does:
 - The loop ends only by cancellation; it never reconnects without a pause unless the last watch lived a while.
 
 Being in the copy proves nothing about now, and a deletion may only mean that a label was taken off: before
-anything that cannot be undone, ask the server. Objects are shared: nobody may change one.
+anything that cannot be undone, ask the server, unless the last state could not be taken back. Objects are shared,
+and parts of them between objects: nobody may change one.
 """
 
 import asyncio
@@ -23,6 +24,7 @@ import structlog
 
 from app.kube.client import PAGE, Kube, Obj
 from app.kube.errors import Expired, KubeError, Unreachable, from_status
+from app.kube.sharing import Shares
 
 log = structlog.get_logger()
 
@@ -87,6 +89,7 @@ class Cache:
         self._version = ""  # of the last thing seen; empty: list first
         self._kind: dict[str, str] = {}  # apiVersion and kind, which the items of a list lack
         self._heard_at = self._answered_at = time.monotonic()
+        self._shares = Shares()
 
     def add_index(self, name: str, values: Callable[[Obj], Iterable[str]]) -> None:
         """Keep objects findable by each of ``values(obj)`` under ``by_index(name, value)``."""
@@ -238,6 +241,7 @@ class Cache:
             obj.update(self._kind)
         if self._trim:
             self._trim(obj)
+        self._shares.share(obj)
         return obj
 
     def _put(self, new: Obj) -> None:
