@@ -38,8 +38,8 @@ POD_TIMEOUT_S: Final = 10
 WARNING_TIMEOUT_S: Final = 3  # for an answer that can only warn
 BYSTANDER_TIMEOUT_S: Final = 1  # the same, about Pods that are none of our business
 
-# The API server's own look at a Pod's labels; what it does not match costs no call. Those that have decided are
-# left to the selector: an expression for each of 500 opted-in Pods was a twentieth of the API server's work.
+# The API server's own look at a Pod's labels; what it does not match costs no call. Those that have decided
+# are left to the selector: the expression for each opted-in Pod was a twentieth of the API server's work.
 _PRODUCT, _DOMAIN, _ = GROUP.split(".")
 _UNDECIDED: Final = {
     "matchExpressions": [{"key": ENABLED_LABEL, "operator": "NotIn", "values": [ENABLED, "false"]}]

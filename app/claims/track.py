@@ -30,10 +30,11 @@ class Shown:
 class Track:
     """One claim, by UID. Moments are monotonic seconds; None: not yet.
 
-    ``pod_gone``: its Pod's deletion was seen to its end. ``reason``: what the rental's row will say of why it was released. ``finished``: its Pod is terminal, so
-    it is released while the claim stays. ``let_go``: its finalizer is off. ``refusal``, ``lost`` and
-    ``released``: told already. ``claim`` and ``binding``: as we have written them last, until the watch shows
-    something newer. ``shown``: what the last look compared with both, and found written, or wrote.
+    ``pod_gone``: its Pod's deletion was seen to its end. ``reason``: what the rental's row will say of why it
+    was released. ``finished``: its Pod is terminal, so it is released while the claim stays. ``let_go``: its
+    finalizer is off. ``refusal``, ``lost`` and ``released``: told already. ``claim`` and ``binding``: as we
+    have written them last, until the watch shows something newer. ``shown``: what the last look compared with
+    both, and found written, or wrote.
     """
 
     first_seen: float

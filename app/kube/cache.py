@@ -8,8 +8,8 @@ Invariants, whatever the network or the server does:
 - The loop ends only by cancellation; it never reconnects without a pause unless the last watch lived a while.
 
 Being in the copy proves nothing about now, and a deletion may only mean that a label was taken off: before
-anything that cannot be undone, ask the server, unless the last state could not be taken back. Objects are shared,
-and parts of them between objects: nobody may change one.
+anything that cannot be undone, ask the server, unless the last state could not be taken back. Objects are
+shared, and parts of them between objects: nobody may change one.
 """
 
 import asyncio

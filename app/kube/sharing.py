@@ -1,7 +1,7 @@
 """Equal parts of many objects, kept once: the Pods of one Deployment say the same in most of their spec.
 
 An object costs ten times its JSON as Python's dicts, and most of that is what its siblings say, too. Cached
-objects are never changed, so they may share it. What is remembered is bounded, and forgetting costs memory alone.
+objects are never changed, so they may share it. What is remembered is bounded; forgetting costs memory alone.
 """
 
 from typing import Any, Final

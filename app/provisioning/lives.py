@@ -28,8 +28,8 @@ class Life:
     """One claim. Moments are monotonic seconds; ``rented_at`` is None when it was before this process.
 
     ``ending_epoch``: the epoch under which this process has committed ``ending``; ``looked``: the claim, read
-    after that. ``parted``: the last whole pass of `release` found that the cloud has taken every terminate, and
-    only lists are missing.
+    after that. ``parted``: the last whole pass of `release` found that the cloud has taken every terminate,
+    and only lists are missing.
     ``intending``: it is called open for an intent that nobody has answered yet, so there may be no row.
     """
 

@@ -138,8 +138,8 @@ class Releaser:
 
     @staticmethod
     async def _look(life: Life, port: ClaimPort) -> LiveClaim | None:
-        """The claim as it was after ``ending`` was committed, so that no mark is missed that anything was sent
-        on: whoever marks it later meets the fence. Read once, therefore, for each commit.
+        """The claim as it was after ``ending`` was committed, so that no mark is missed on which anything was
+        sent: whoever marks it later meets the fence. Read once, therefore, for each commit.
 
         Raises:
             ClaimUnreadable: the server did not tell.

@@ -49,7 +49,7 @@ async def cloud(tmp_path: Path, scenario: dict[str, Any]) -> AsyncIterator[FakeC
 
 
 class Written:
-    """In front of a client's transport: notes each write as ``PATCH nodeclaims/NAME/status``, and reads of Pods."""
+    """In front of a client's transport: notes reads of Pods; writes as ``PATCH nodeclaims/NAME/status``."""
 
     def __init__(self, kube: Kube) -> None:
         self.writes: list[str] = []
