@@ -245,6 +245,8 @@ class Core:
                 if one.ref.resource_id not in held or (one.shown and not held[one.ref.resource_id].shown)
             }
             if told != held:
+                if (life := self.lives.get(claim.uid)) is not None:
+                    life.looked = None  # also where the answer is lost
                 await port.remember(claim, list(told.values()), live=live)
         except (ClaimUnreadable, MarkRefused) as error:
             log.info("what has no row is not remembered yet", claim=claim.name, error=str(error))

@@ -88,6 +88,8 @@ class Releaser:
         except ClaimUnreadable as error:
             return await self._end_known(life, Why.NO_CLUSTER, str(error), leave=self._without_row(life))
         rows = await core.load(claim)
+        if rows.unsettled():  # whoever has sent it may yet have the claim remember its machine
+            life.looked = None
         if committed and rows.state != "ending":  # restored, or changed by another replica: begin anew
             life.ending_epoch = None
             return await self._release(life, port, reason, epoch)
@@ -139,7 +141,8 @@ class Releaser:
     @staticmethod
     async def _look(life: Life, port: ClaimPort) -> LiveClaim | None:
         """The claim as it was after ``ending`` was committed, so that no mark is missed on which anything was
-        sent: whoever marks it later meets the fence. Read once, therefore, for each commit.
+        sent: whoever marks it later meets the fence. So it is read once for each commit, but where an attempt
+        is unsettled or we have had it remember a machine.
 
         Raises:
             ClaimUnreadable: the server did not tell.

@@ -204,6 +204,32 @@ async def test_a_machine_whose_order_was_answered_without_a_store_has_its_run_th
         assert run.gone_at is not None
 
 
+async def test_a_machine_ended_without_a_store_in_the_middle_of_a_release_has_its_run(
+    bench: Bench, server: DevPostgres
+):
+    """By one and the same leader, who had looked at the claim before."""
+    async with bench.running():
+        claim = await bench.claim()
+        await bench.ensure(claim)
+        held = await bench.cloud.pause(verb="list")
+        assert isinstance(await bench.release_once(claim), Releasing)
+        attempt = await bench.row("select identity from provision_attempt where claim_uid = :u", u=claim.uid)
+        extra = await bench.cloud.plant(name=attempt.identity, region="r1")
+        await asyncio.to_thread(server.stop)
+        await bench.cloud.resume(held)
+        async with asyncio.timeout(15):
+            while extra["id"] in [machine["id"] for machine in await bench.cloud.alive()]:
+                await bench.release_once(claim)
+                await asyncio.sleep(0.05)
+        await asyncio.to_thread(server.start)
+
+        await bench.release(claim)
+
+        runs = await bench.rows("select resource_id from run")
+        assert extra["id"] in [run.resource_id for run in runs]
+        assert len(runs) == 2
+
+
 async def test_what_somebody_wrote_into_a_claims_memory_ends_nothing_and_is_billed_to_nobody(
     bench: Bench, server: DevPostgres
 ):
