@@ -42,6 +42,7 @@ BY = (
     "month",
 )
 UNITS = ("hour", "day", "week", "month")
+LABEL = "label:"
 NOBODY = "<none>"
 EXACT_DIGITS = 12  # of CSV and JSON
 
@@ -93,7 +94,7 @@ def _report_options(command: Callable[..., Any]) -> Callable[..., Any]:
             default="namespace",
             show_default=True,
             metavar="GROUP[,GROUP...]",
-            help="What the lines are: " + ", ".join(BY) + ".",
+            help="What the lines are: " + ", ".join(BY) + "; or label:KEY, by a label of the Pods.",
         ),
         period_options,
         database_option,
@@ -163,12 +164,18 @@ def groups_of(text: str) -> tuple[list[str], str | None]:
     """
     from difflib import get_close_matches
 
-    names = [name for part in text.split(",") if (name := part.strip().lower())]
+    names = [
+        name if name.startswith(LABEL) else name.lower() for part in text.split(",") if (name := part.strip())
+    ]
     for name in names:
-        if name not in BY:
+        if name.startswith(LABEL):
+            _expect_label("--group-by", name)
+        elif name not in BY:
             near = get_close_matches(name, BY, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
-            raise click.UsageError(f"--group-by: there is no group {name!r}{hint} There are: {', '.join(BY)}")
+            raise click.UsageError(
+                f"--group-by: there is no group {name!r}{hint} There are: {', '.join(BY)}, {LABEL}KEY"
+            )
     units = [name for name in names if name in UNITS]
     if len(units) > 1:
         raise click.UsageError(f"--group-by: one unit of time, not {' and '.join(units)}")
@@ -179,10 +186,21 @@ def _only(pairs: Sequence[str]) -> dict[str, str]:
     found = {}
     for pair in pairs:
         name, sign, value = pair.partition("=")
-        if not sign or name not in BY or name in UNITS:
-            raise click.UsageError(f"--only: {pair!r} is not GROUP=VALUE, with one of: {', '.join(BY[:-4])}")
+        if name.startswith(LABEL):
+            _expect_label("--only", name)
+        if not sign or name in UNITS or not (name in BY or name.startswith(LABEL)):
+            raise click.UsageError(
+                f"--only: {pair!r} is not GROUP=VALUE, with one of: {', '.join(BY[:-4])}, {LABEL}KEY"
+            )
         found[name] = value
     return found
+
+
+def _expect_label(option: str, name: str) -> None:
+    from app.store.costs import is_group
+
+    if not is_group(name):
+        raise click.UsageError(f"{option}: {name!r} names no label of a Pod, such as {LABEL}app")
 
 
 async def window_of(conn: Any, *, since: str | None, until: str | None, zone: str) -> "Window":

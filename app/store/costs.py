@@ -4,7 +4,8 @@ All of them read the views; amounts come back in exact dollar-seconds or dollars
 shows them. Groups are a closed set of names, so that no text of a caller becomes SQL.
 """
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
@@ -29,7 +30,10 @@ GROUPS: Mapping[str, str] = {
     "meter": "c.meter",
     "kind": "c.kind",
 }
-"""What can be grouped by, and its expression."""
+"""What can be grouped by, and its expression; beside these ``label:KEY``, any label of the Pods."""
+
+LABEL = "label:"
+_KEY = re.compile(r"(?:[a-z0-9][-a-z0-9.]*/)?[A-Za-z0-9][-A-Za-z0-9_.]*")  # nothing that SQL would read
 
 UNITS = ("hour", "day", "week", "month")
 
@@ -74,10 +78,9 @@ def report_sql(groups: Sequence[str], unit: str | None, *, where: Mapping[str, s
     Raises:
         KeyError: a group that does not exist.
     """
-    keys = [GROUPS[name] for name in groups]
-    columns = [f"{expression} as {_column(name)}" for name, expression in zip(groups, keys, strict=True)]
-    conditions = [f"{GROUPS[name]} = :{_column(name)}" for name in where]
-    names = ["c.bucket"] * bool(unit) + [_column(name) for name in groups]
+    columns = [f"{_expression(name)} as {column}" for name, column in _columns(groups).items()]
+    conditions = [f"{_expression(name)} = :{parameter}" for name, parameter in _columns(where).items()]
+    names = ["c.bucket"] * bool(unit) + [*_columns(groups).values()]
     return f"""
 select {"c.bucket, " if unit else ""}{"".join(f"{column}, " for column in columns)}sum(c.seconds) as seconds,
     sum(c.gpu_seconds) as gpu_seconds,
@@ -89,13 +92,28 @@ from cost_lines(:since, :until, '{unit or "all"}', :zone) c join attribution l u
 {"where " + " and ".join(conditions) if conditions else ""}
 {"group by " + ", ".join(names) if names else ""}
 order by {"c.bucket, " if unit else ""}billed desc nulls last{
-        "".join(f", {_column(name)}" for name in groups)
+        "".join(f", {column}" for column in _columns(groups).values())
     }
 """.strip()
 
 
-def _column(name: str) -> str:
-    return name.replace("-", "_")
+def is_group(name: str) -> bool:
+    """Whether lines can be made by it."""
+    return name in GROUPS or (name.startswith(LABEL) and bool(_KEY.fullmatch(name.removeprefix(LABEL))))
+
+
+def _expression(name: str) -> str:
+    if name.startswith(LABEL) and is_group(name):
+        return f"coalesce(l.tags->>'{name.removeprefix(LABEL)}', '')"
+    return GROUPS[name]
+
+
+def _columns(names: Iterable[str]) -> dict[str, str]:
+    """What each is called in the query: a label's key may be no name there."""
+    return {
+        name: f"label_{number}" if name.startswith(LABEL) else name.replace("-", "_")
+        for number, name in enumerate(names, start=1)
+    }
 
 
 def literal_sql(query: str, values: Mapping[str, Any]) -> str:
@@ -126,7 +144,7 @@ async def report(
         lines.append(
             Group(
                 bucket=row["bucket"] if unit else "",
-                keys=tuple(str(row[_column(name)]) for name in groups),
+                keys=tuple(str(row[column]) for column in _columns(groups).values()),
                 **{name: row[name] or Decimal(0) for name in _SUMS},
             )
         )
@@ -147,7 +165,7 @@ _SUMS = (
 
 def parameters(window: Window, where: Mapping[str, str]) -> dict[str, Any]:
     """Of `report_sql`."""
-    named = {_column(name): value for name, value in where.items()}
+    named = {parameter: where[name] for name, parameter in _columns(where).items()}
     return {"since": window.since, "until": window.until, "zone": window.zone} | named
 
 

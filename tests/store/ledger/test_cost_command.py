@@ -64,7 +64,8 @@ async def test_a_report_ends_with_all_that_must_be_known_of_it(books: Books, neb
 
 @pytest.mark.parametrize(
     "by", ["namespace", "team", "pool", "provider", "accelerator", "workload", "tier", "day", "week", "month",
-           "day,team", "namespace,phase", "hour", "account", "region", "meter", "kind", "sku", "cost-center"]
+           "day,team", "namespace,phase", "hour", "account", "region", "meter", "kind", "sku", "cost-center",
+           "label:team", "label:app.kubernetes.io/name,label:team,day"]
 )  # fmt: skip
 async def test_cost_01_every_grouping_has_the_same_total(books: Books, nebula: Any, by: str):
     await a_month(books)
@@ -100,9 +101,30 @@ async def test_only_filters_and_a_quote_in_a_value_is_text(books: Books, nebula:
     assert "'a'' or 1=1'" in query
 
 
+async def test_a_report_by_a_label_tells_pods_apart_and_can_be_of_one_value(books: Books, nebula: Any):
+    for app, seconds in (("train", 600), ("serve", 300)):
+        run = await books.run(meters=[gpu("3.6", 1)], labels={"app.kubernetes.io/name": app, "Team": "a"})
+        await books.over(run, after_s=seconds)
+    await books.over(await books.run(meters=[gpu("3.6", 1)]), after_s=100)
+    await books.tick()
+    by = ("cost", *MARCH, "--group-by", "label:app.kubernetes.io/name,label:Team")
+
+    whole = await nebula(*by, "-o", "csv")
+    part = await nebula(*by, "--only", "label:app.kubernetes.io/name=serve", "-o", "csv")
+    query = await nebula(*by, "--only", "label:Team=it's", "--sql")
+
+    rows = [line.split(",") for line in whole.output.splitlines()]
+    assert [row[:2] for row in rows[1:]] == [["train", "a"], ["serve", "a"], ["<none>", "<none>"]]
+    assert [line.split(",")[0] for line in part.output.splitlines()[1:]] == ["serve"]
+    assert await books.sql(query.output.rstrip().rstrip(";").replace(":", r"\:")) == []
+
+
 @pytest.mark.parametrize(("args", "said"), [
     (["--group-by", "namespce"], "did you mean namespace?"),
     (["--group-by", "day,month"], "one unit of time"),
+    (["--group-by", "label:"], "names no label of a Pod, such as label:app"),
+    (["--group-by", "label:a'b"], "names no label of a Pod"),
+    (["--only", "label:a b=c"], "names no label of a Pod"),
     (["--zone", "Mars/Olympus"], "there is no time zone 'Mars/Olympus'"),
     (["--from", "yesterday"], "'yesterday' is no time"),
     (["--from", "2026-04", "--to", "2026-03"], "--to must be after --from"),

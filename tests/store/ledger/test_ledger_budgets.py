@@ -9,9 +9,11 @@ from prometheus_client import generate_latest
 from prometheus_client.registry import CollectorRegistry
 
 from app.ledger.metrics import Shown, Snapshot
+from app.ledger.writer import Writer
 from app.store import balances, bills, budgets, ledger, ledger_metrics, ledger_upkeep, reservations
 from app.store.budgets import Budget, Standing
 from app.store.engine import begin
+from app.store.installation import next_epoch
 from app.store.ledger_upkeep import Listed
 from app.store.reservations import Reservation
 from tests.store.ledger.world import RULE, Books, gpu
@@ -139,6 +141,36 @@ async def test_cost_30_the_gauge_is_the_view_and_the_counter_never_falls(books: 
     await lately(books, seconds=90)
     await books.tick()
     assert (await shown(books))["cost"][0]["cost"] > first["cost"][0]["cost"]
+
+
+async def test_cost_30_no_counter_falls_under_a_new_leader_and_the_one_before_adds_nothing(books: Books):
+    ended = await lately(books, seconds=100)
+    await books.change(ended, terminate_asked_at=now(), gone_at=now(), end_reason="failed")
+    await lately(books, seconds=50)
+    await books.tick()
+    counters = ("cost", "waste", "gpu_seconds", "credit")
+    first = await shown(books)
+
+    before = books.epoch
+    async with begin(books.engine) as conn:
+        books.epoch = await next_epoch(conn, before)
+    books.writer = Writer(engine=books.engine)  # a process of its own, which has seen nothing
+    second = await shown(books)
+    await books.tick()
+    third = await shown(books)
+    books.epoch, newest = before, books.epoch
+    await lately(books, seconds=1000)
+    await books.tick()
+    stale = await shown(books)
+
+    def value(found: dict[str, list[dict[str, Any]]], name: str) -> Decimal:
+        return sum((row["cost" if name == "cost" else "value"] for row in found[name]), Decimal(0))
+
+    for name in counters:
+        assert value(first, name) <= value(second, name) <= value(third, name) == value(stale, name), name
+    books.epoch = newest
+    await books.tick()
+    assert value(await shown(books), "cost") > value(third, "cost") + 900
 
 
 async def test_waste_is_counted_once_a_machine_by_its_final_reason_and_survives_every_restart(books: Books):
