@@ -280,7 +280,8 @@ def show(
     billed = shares([line.billed for line in lines], digits=digits)
     effective = shares([line.effective for line in lines], digits=digits)
     listed = shares([line.listed for line in lines], digits=digits)
-    columns = [*(title.upper() for title in titles), "GPU-HOURS", "LIST $", "EFFECTIVE $", "BILLED $"]
+    heads = [title if title.startswith(LABEL) else title.upper() for title in titles]  # a key has its letters
+    columns = [*heads, "GPU-HOURS", "LIST $", "EFFECTIVE $", "BILLED $"]
     rows = [
         [*key, _hours(line.useful_gpu_seconds), str(listed[n]), str(effective[n]), str(billed[n])]
         for n, (key, line) in enumerate(zip(keys, lines, strict=True))

@@ -57,9 +57,10 @@ async def _gather(conn: Any, window: Any) -> "Report":
         lines.sort(key=lambda line: line.bucket)
         return [(line.bucket, line.keys[0], line.effective / 3600) for line in lines]
 
-    burn = await stacked("provider", unit)
-    if unit == "day":
-        burn = [(bucket, name, usd / 24) for bucket, name, usd in burn]
+    # By the real length of each: the last has only begun, and a day may have 23 or 25 hours.
+    lengths = await costs.rows(conn, costs.BUCKETS, unit=unit, **costs.parameters(window, {}))
+    hours_of = {row["label"]: row["hours"] for row in lengths}
+    burn = [(bucket, name, usd / hours_of[bucket]) for bucket, name, usd in await stacked("provider", unit)]
     whole = await costs.report(conn, window, groups=["tier"], unit=None, where={})
     workloads = await costs.report(conn, window, groups=["workload"], unit=None, where={})
     live = await costs.rows(conn, costs.BURN)

@@ -12,6 +12,7 @@ from typing import Any
 _COLOURS = ("#3b6fb6", "#d9822b", "#4c9a5a", "#b0485a", "#7a5fa8", "#3a9ba5", "#a08a3c", "#77808c")
 _OTHERS = "others"
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 720, 220, 72, 26
+_LABELS, _LETTER = 5, 10.0  # below an axis; how wide a letter is on a narrow page, where they are largest
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1d2530; --soft: #66707d; --line: #d9dee5; --back: #ffffff; --card: #f6f8fa }
@@ -34,12 +35,14 @@ svg { width: 100%; height: auto; display: block } svg text { fill: var(--soft); 
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums }
 th, td { text-align: left; padding: 3px 10px 3px 0; white-space: nowrap } th { color: var(--soft); font-weight: 500 }
 td.n, th.n { text-align: right } .legend { color: var(--soft); margin: 6px 0 0 }
-.legend i { display: inline-block; width: 10px; height: 10px; border-radius: 2px; margin: 0 5px 0 12px }
+.legend span { display: inline-block; margin-right: 12px }
+.legend i { display: inline-block; width: 10px; height: 10px; border-radius: 2px; margin-right: 5px }
 .meter { background: var(--line); border-radius: 4px; height: 8px; min-width: 90px }
 .meter i { display: block; height: 8px; border-radius: 4px; background: #3b6fb6 } .meter i.full { background: #b0485a }
 @media (max-width: 560px) {
-  svg text { font-size: 18px } table { font-size: 13px } .meter { min-width: 40px }
-  th, td { white-space: normal; overflow-wrap: anywhere; padding-right: 6px }
+  svg text { font-size: 18px } table { font-size: 13px } .meter { min-width: 34px }
+  th, td { padding-right: 6px } td:first-child { white-space: normal; overflow-wrap: anywhere; min-width: 64px }
+  td.n, th.n { white-space: normal; overflow-wrap: normal }
 }
 """
 
@@ -200,19 +203,23 @@ def _bars(rows: Sequence[tuple[str, str, Decimal]]) -> str:
                     f' fill="{_COLOURS[names.index(name)]}"><title>{escape(bucket)} {escape(name or "none")}'
                     f" {money(usd)}</title></rect>"
                 )
-    every = max(1, round(len(buckets) / 8))
-    labels = "".join(
-        f'<text x="{_LEFT + index * step + step / 2:.1f}" y="{_HEIGHT - 8}" text-anchor="middle">'
-        f"{escape(bucket[5:] if len(bucket) > 7 else bucket)}</text>"
+    every = -(-len(buckets) // _LABELS)
+    shown = {
+        _LEFT + index * step + step / 2: bucket[5:] if len(bucket) > len("2026-03") else bucket
         for index, bucket in enumerate(buckets)
         if index % every == 0
+    }
+    labels = "".join(
+        f'<text x="{x:.1f}" y="{_HEIGHT - 8}" text-anchor="middle">{escape(text)}</text>'
+        for x, text in shown.items()
+        if x + len(text) * _LETTER / 2 <= _WIDTH  # one that goes over the edge is cut off, and is left out
     )
     scale = "".join(
         f'<text x="{_LEFT - 8}" y="{y:.0f}" text-anchor="end">{_axis(most * part / 2)}</text>'
         for part, y in ((2, 16), (1, (_HEIGHT - _BOTTOM + 12) / 2 + 4), (0, _HEIGHT - _BOTTOM))
     )
     legend = "".join(
-        f'<i style="background:{_COLOURS[index]}"></i>{escape(name or "none")}'
+        f'<span><i style="background:{_COLOURS[index]}"></i>{escape(name or "none")}</span> '
         for index, name in enumerate(names)
     )
     return (

@@ -223,6 +223,10 @@ select provider_name, account, nodepool, namespace, team, accelerator, capacity_
     usd_per_hour, list_usd_per_hour, unpriced
 from burn_rate order by usd_per_hour desc, provider_name, namespace, phase
 """
+BUCKETS = """
+select label, extract(epoch from sum(ends - starts)) / 3600 as hours
+from report_bucket(:since, :until, :unit, :zone) group by label
+"""
 EXPOSURE = "select * from exposure order by since"
 RECEIPT = """
 select * from pod_receipt where namespace = :namespace and name = :name

@@ -4,8 +4,10 @@ import asyncio
 import csv
 import io
 import json
+import re
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -267,3 +269,20 @@ def test_cost_05_rounded_parts_add_up_to_the_rounded_total(parts: list[Decimal],
     assert sum(found, Decimal(0)) == rounded(total(parts), digits=digits)
     step = Decimal(3600).scaleb(-digits)
     assert all(abs(mine * 3600 - part) < step for mine, part in zip(found, parts, strict=True))
+
+
+async def test_the_page_shows_an_hour_that_has_only_begun_at_what_it_costs_an_hour(
+    books: Books, nebula: Any, tmp_path: Path
+):
+    (time,) = await books.sql("select now() - interval '3 hours' as at")
+    begun = dict.fromkeys(("requested_at", "accepted_at", "first_seen_at", "provider_created_at"), time["at"])
+    await books.run(meters=[gpu("3.6", 1)], **begun)
+    await books.tick()
+
+    said = await nebula("report", "--html", str(tmp_path / "cost.html"), "--from", f"{time['at']:%Y-%m-%d}")
+
+    assert said.exit_code == 0, said.output
+    text = (tmp_path / "cost.html").read_text()
+    bars = re.findall(r"<title>[-0-9]+ [0-9:]+ modal \$([0-9.]+)</title>", text)
+    assert len(bars) >= 3
+    assert set(bars[1:]) == {"3.60"}
