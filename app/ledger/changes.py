@@ -16,7 +16,7 @@ from decimal import Decimal
 from app.ledger.facts import facts_of
 from app.ledger.labels import hash_of, labels_of
 from app.ledger.rules import AdjustmentKind, Derived, Segment, derive, product, seconds, total
-from app.store.ledger import (
+from app.store.ledger_values import (
     ANY,
     AdjustmentRow,
     Commitment,

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from decimal import ROUND_FLOOR, Decimal
 
 from app.ledger.rules import seconds
-from app.store.ledger import EXACT, Commitment, Fitting, Override
+from app.store.ledger_values import EXACT, Commitment, Fitting, Override
 
 _EVER = datetime.max.replace(tzinfo=UTC)
 _MILLION = Decimal(1_000_000)

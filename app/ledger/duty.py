@@ -20,7 +20,7 @@ from app.ledger.budgets import Budgets
 from app.ledger.prices import listed
 from app.ledger.writer import Writer
 from app.settings import Settings
-from app.store import balances, ledger, ledger_metrics, ledger_periods, ledger_upkeep
+from app.store import balances, ledger_metrics, ledger_periods, ledger_rules, ledger_upkeep
 from app.store.engine import StoreUnavailable, begin
 from catalog.offerings import Offerings
 from providers.base import ProviderError, Throttled
@@ -133,7 +133,7 @@ class Ledger:
             if account.key in self._ruled:
                 continue
             async with begin(self._engine) as conn:
-                await ledger.put_rules(
+                await ledger_rules.put_rules(
                     conn,
                     provider=account.name,
                     account=account.account,

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 
 from app.ledger.rules import Facts, Moment, Phase, Rate, Source, Tariff
-from app.store.ledger import Commitment, LedgerRun, MeterFact, Override
+from app.store.ledger_values import Commitment, LedgerRun, MeterFact, Override
 from providers.base import EndReason, MeterKind
 
 SLACK = timedelta(minutes=5)  # a cloud's time further outside of what we saw is not believed

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 from app.api.keys import COST_CENTER_LABELS, TEAM_LABELS
-from app.store.ledger import Labels, LedgerRun
+from app.store.ledger_values import Labels, LedgerRun
 
 NOBODY = ""
 

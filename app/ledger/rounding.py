@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from decimal import ROUND_FLOOR, ROUND_HALF_EVEN, Decimal, localcontext
 
 from app.ledger.rules import total
-from app.store.ledger import EXACT
+from app.store.ledger_values import EXACT
 
 _HOUR = Decimal(3600)
 

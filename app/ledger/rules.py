@@ -18,7 +18,7 @@ from datetime import datetime, timedelta
 from decimal import ROUND_CEILING, Context, Decimal, localcontext
 from enum import StrEnum
 
-from app.store.ledger import EXACT
+from app.store.ledger_values import EXACT
 from providers.base import BillingRule, BillsFrom, BillsUntil, EndReason, MeterKind
 
 _MICROSECOND = timedelta(microseconds=1)

@@ -6,9 +6,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.ledger.changes import changes_of
 from app.ledger.writer import covers_of
-from app.store import costs, ledger
+from app.store import costs, ledger, ledger_prices
 from app.store.engine import database_now
-from app.store.ledger import rules_from_json
+from app.store.ledger_rules import rules_from_json
 
 AT_ONCE = 500
 # By the rules, and by the name of its accelerator, that were used.
@@ -45,10 +45,10 @@ async def verify(conn: AsyncConnection) -> list[str]:
 
 
 async def _derived_again(conn: AsyncConnection) -> list[str]:
-    now, prices = await database_now(conn), await ledger.prices(conn)
+    now, prices = await database_now(conn), await ledger_prices.prices(conn)
     used = {row["run_id"]: row for row in await costs.rows(conn, _USED)}
     ids = sorted(used)
-    covers = covers_of(await ledger.lasting(conn), (), prices, now=now) if prices.commitments else {}
+    covers = covers_of(await ledger_prices.lasting(conn), (), prices, now=now) if prices.commitments else {}
     wrong = []
     for start in range(0, len(ids), AT_ONCE):
         for due in await ledger.derivable(conn, ids[start : start + AT_ONCE]):

@@ -16,9 +16,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from app.ledger.changes import changes_of, covered_by, lasted_of
 from app.ledger.cover import Stay, cover
-from app.store import ledger
+from app.store import ledger, ledger_prices
 from app.store.engine import begin, database_now
-from app.store.ledger import Commitment, Due, Lasting, Prices, Written
+from app.store.ledger_prices import Lasting
+from app.store.ledger_values import Commitment, Due, Prices, Written
 from catalog.offerings import Offerings
 
 log = structlog.get_logger()
@@ -58,7 +59,7 @@ class Writer:
         written = 0
         async with begin(self.engine) as conn:
             now = await database_now(conn)
-            prices = await ledger.prices(conn)
+            prices = await ledger_prices.prices(conn)
             also = await self._repriced(conn, prices)
             while True:
                 found = [
@@ -92,7 +93,7 @@ class Writer:
         """What prepayments cover now, of all runs; those of which that has changed join ``found``."""
         if not (prices.commitments or prices.void) or not (found or self._prices != prices):
             return {}
-        held = await ledger.lasting(conn)
+        held = await ledger_prices.lasting(conn)
         covers = covers_of(held, found, prices, now=now)
         here = {each.run.id for each in found}
         moved = [

@@ -14,15 +14,12 @@ from sqlalchemy import (
     Boolean,
     CheckConstraint,
     Computed,
-    Connection,
     Date,
     ForeignKey,
     Identity,
     Index,
     Integer,
-    Text,
     UniqueConstraint,
-    event,
     text,
 )
 from sqlalchemy.dialects.postgresql import (
@@ -35,6 +32,8 @@ from sqlalchemy.dialects.postgresql import (
 )
 from sqlalchemy.orm import Mapped, mapped_column
 
+from app.store import ledger_guards as _ledger_guards  # noqa: F401 (they are made with the tables)
+from app.store import ledger_sum_tables as _ledger_sum_tables  # noqa: F401 (they join the metadata)
 from app.store.tables import NOW, Base
 
 _PERIOD = TSTZRANGE()
@@ -462,98 +461,6 @@ class ProviderBillLine(Base):
     fetched_at: Mapped[datetime] = mapped_column(server_default=NOW)
 
 
-class BillingPeriodClose(Base):
-    """A month as it was when it was closed."""
-
-    __tablename__ = "billing_period_close"
-    __table_args__ = ({"comment": "Totals of closed months, UTC; never changed. Written by ledger/."},)
-
-    month: Mapped[date] = mapped_column(Date, primary_key=True, comment="its first day")
-    label_set_id: Mapped[int] = mapped_column(
-        BigInteger, ForeignKey("label_set.id"), primary_key=True, autoincrement=False
-    )
-    billed_dollar_seconds: Mapped[Decimal]
-    effective_dollar_seconds: Mapped[Decimal]
-    list_dollar_seconds: Mapped[Decimal]
-    unpriced_seconds: Mapped[Decimal]
-    closed_at: Mapped[datetime] = mapped_column(server_default=NOW)
-
-
-class ClosedMonth(Base):
-    """A month that is closed: nothing that came before its end changes any more."""
-
-    __tablename__ = "closed_month"
-    __table_args__ = ({"comment": "Closed months, UTC, one after another. Written by ledger/."},)
-
-    month: Mapped[date] = mapped_column(Date, primary_key=True, comment="its first day")
-    closed_at: Mapped[datetime] = mapped_column(server_default=NOW)
-    summed: Mapped[bool] = mapped_column(Boolean, comment="whether cost_monthly has all of it")
-    dropped: Mapped[bool] = mapped_column(
-        Boolean, server_default=text("false"), comment="past retention: its segments are gone, its sums stay"
-    )
-
-
-class CostMonthly(Base):
-    """Closed months added up: recomputed, never counted on."""
-
-    __tablename__ = "cost_monthly"
-    __table_args__ = (
-        {"comment": "Sums of closed UTC months; can be dropped and rebuilt. Written by ledger/."},
-    )
-
-    month: Mapped[date] = mapped_column(Date, primary_key=True)
-    label_set_id: Mapped[int] = mapped_column(
-        BigInteger, ForeignKey("label_set.id"), primary_key=True, autoincrement=False
-    )
-    meter: Mapped[str] = mapped_column(primary_key=True)
-    phase: Mapped[str] = mapped_column(primary_key=True)
-    kind: Mapped[str] = mapped_column(primary_key=True, comment="usage, or the kind of adjustments")
-    seconds: Mapped[Decimal]
-    gpu_seconds: Mapped[Decimal]
-    billed_dollar_seconds: Mapped[Decimal]
-    effective_dollar_seconds: Mapped[Decimal]
-    list_dollar_seconds: Mapped[Decimal]
-    guessed_dollar_seconds: Mapped[Decimal]
-    estimated_dollar_seconds: Mapped[Decimal]
-    unpriced_seconds: Mapped[Decimal]
-
-
-class CostDaily(Base):
-    """The ledger added up by day: recomputed, never counted on."""
-
-    __tablename__ = "cost_daily"
-    __table_args__ = (
-        {"comment": "Sums of sealed UTC days; can be dropped and rebuilt. Written by ledger/."},
-    )
-
-    day: Mapped[date] = mapped_column(Date, primary_key=True)
-    label_set_id: Mapped[int] = mapped_column(
-        BigInteger, ForeignKey("label_set.id"), primary_key=True, autoincrement=False
-    )
-    meter: Mapped[str] = mapped_column(primary_key=True)
-    phase: Mapped[str] = mapped_column(primary_key=True)
-    kind: Mapped[str] = mapped_column(primary_key=True, comment="usage, or the kind of adjustments")
-    seconds: Mapped[Decimal]
-    gpu_seconds: Mapped[Decimal]
-    billed_dollar_seconds: Mapped[Decimal]
-    effective_dollar_seconds: Mapped[Decimal]
-    list_dollar_seconds: Mapped[Decimal]
-    guessed_dollar_seconds: Mapped[Decimal]
-    estimated_dollar_seconds: Mapped[Decimal]
-    unpriced_seconds: Mapped[Decimal]
-
-
-class CostDay(Base):
-    """Which days are added up, and which of them must be again."""
-
-    __tablename__ = "cost_day"
-    __table_args__ = ({"comment": "Sealed UTC days; a dirty one is not read. Written by ledger/."},)
-
-    day: Mapped[date] = mapped_column(Date, primary_key=True)
-    dirty: Mapped[bool] = mapped_column(Boolean, comment="something in it changed: add it up again")
-    sealed_at: Mapped[datetime] = mapped_column(server_default=NOW)
-
-
 class Budget(Base):
     """What may be spent by whom in a period."""
 
@@ -596,39 +503,6 @@ class BudgetTold(Base):
     told_at: Mapped[datetime] = mapped_column(server_default=NOW)
 
 
-class CostCounter(Base):
-    """The highest that each series of cost has shown."""
-
-    __tablename__ = "cost_counter"
-    __table_args__ = (
-        {"comment": "What the cost counters of /metrics show: they never fall. Written by ledger/."},
-    )
-
-    provider: Mapped[str] = mapped_column(primary_key=True)
-    nodepool: Mapped[str] = mapped_column(primary_key=True)
-    namespace: Mapped[str] = mapped_column(primary_key=True)
-    accelerator: Mapped[str] = mapped_column(primary_key=True)
-    capacity_type: Mapped[str] = mapped_column(primary_key=True)
-    cost: Mapped[Decimal] = mapped_column(comment="dollars billed, credits not taken off")
-    list_cost: Mapped[Decimal] = mapped_column(comment="dollars as listed on demand")
-    gpu_seconds: Mapped[Decimal]
-
-
-class ShownCounter(Base):
-    """The highest that each other counter has shown."""
-
-    __tablename__ = "shown_counter"
-    __table_args__ = (
-        {"comment": "What other counters of /metrics show: they never fall. Written by ledger/."},
-    )
-
-    series: Mapped[str] = mapped_column(primary_key=True)
-    labels: Mapped[list[str]] = mapped_column(
-        ARRAY(Text), primary_key=True, comment="values, in the series' order"
-    )
-    value: Mapped[Decimal]
-
-
 class ProviderBalance(Base):
     """What is left of an account that is paid in advance."""
 
@@ -642,91 +516,3 @@ class ProviderBalance(Base):
     usd: Mapped[Decimal] = mapped_column(comment="left, as the cloud told it")
     usd_per_hour: Mapped[Decimal | None] = mapped_column(comment="what it says is being spent")
     observed_at: Mapped[datetime] = mapped_column(server_default=NOW)
-
-
-# Frozen means frozen, whoever writes. A migration makes the same; the drift check compares the functions.
-# A frozen row may leave only once the archive has every second of it.
-FROZEN = """
-create function ledger_is_frozen() returns trigger language plpgsql as $$
-begin
-    if tg_op = 'DELETE' and old.seconds = (
-        select sum(a.seconds) from billing_segment_archive a where a.id = old.id and a.run_id = old.run_id
-            and a.month between date_trunc('month', lower(old.period) at time zone 'UTC')::date
-                and (upper(old.period) at time zone 'UTC')::date and a.period <@ old.period) then
-        return old;
-    end if;
-    raise exception 'a closed segment is frozen: write an adjustment' using errcode = '23514';
-end $$
-"""
-# Nothing is put into a month that is closed, whoever writes.
-OPEN_MONTH = """
-create function ledger_month_is_open() returns trigger language plpgsql as $$
-declare
-    begins timestamptz;
-begin
-    if tg_table_name = 'billing_segment' then begins := lower(new.period); else begins := new.at; end if;
-    if begins < (select (max(month) + interval '1 month') at time zone 'UTC' from closed_month) then
-        raise exception 'the month of % is closed: write an adjustment into an open one', begins
-            using errcode = '23514';
-    end if;
-    return new;
-end $$
-"""
-APPEND_ONLY = """
-create function ledger_is_append_only() returns trigger language plpgsql as $$
-begin
-    raise exception '% rows are never changed: write another one', tg_table_name using errcode = '23514';
-end $$
-"""
-FROZEN_TRIGGER = """
-create trigger billing_segment_frozen before update or delete on billing_segment
-for each row when (old.frozen) execute function ledger_is_frozen()
-"""
-APPEND_ONLY_TRIGGERS = tuple(
-    f"""
-create trigger {name}_append_only before update or delete on {name}
-for each row execute function ledger_is_append_only()
-"""
-    for name in ("billing_adjustment", "billing_period_close", "billing_segment_archive")
-)
-OPEN_MONTH_TRIGGERS = tuple(
-    f"""
-create trigger {name}_open_month before insert on {name}
-for each row execute function ledger_month_is_open()
-"""
-    for name in ("billing_segment", "billing_adjustment")
-)
-
-RUN_CHANGED = """
-create function run_has_changed() returns trigger language plpgsql as $$
-begin
-    new.changed_at := clock_timestamp();
-    return new;
-end $$
-"""
-RUN_CHANGED_TRIGGER = """
-create trigger run_changed before update on run
-for each row when (old is distinct from new) execute function run_has_changed()
-"""
-
-_GUARDS = (
-    FROZEN,
-    APPEND_ONLY,
-    OPEN_MONTH,
-    RUN_CHANGED,
-    FROZEN_TRIGGER,
-    *APPEND_ONLY_TRIGGERS,
-    *OPEN_MONTH_TRIGGERS,
-    RUN_CHANGED_TRIGGER,
-)
-
-
-@event.listens_for(Base.metadata, "before_create")
-def _extension(_target: object, connection: Connection, **_: object) -> None:
-    connection.exec_driver_sql("create extension if not exists btree_gist")
-
-
-@event.listens_for(Base.metadata, "after_create")
-def _guards(_target: object, connection: Connection, **_: object) -> None:
-    for statement in _GUARDS:
-        connection.exec_driver_sql(statement)

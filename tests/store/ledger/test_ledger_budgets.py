@@ -10,7 +10,7 @@ from prometheus_client.registry import CollectorRegistry
 
 from app.ledger.metrics import Shown, Snapshot
 from app.ledger.writer import Writer
-from app.store import balances, bills, budgets, ledger, ledger_metrics, ledger_upkeep, reservations
+from app.store import balances, bills, budgets, ledger_metrics, ledger_rules, ledger_upkeep, reservations
 from app.store.budgets import Budget, Standing
 from app.store.engine import begin
 from app.store.installation import next_epoch
@@ -218,7 +218,7 @@ async def test_a_balance_lasts_as_long_as_what_runs_leaves_of_it(books: Books):
 
 async def test_the_age_of_a_reconciliation_is_since_the_bill_was_fetched(books: Books):
     async with begin(books.engine) as conn:
-        await ledger.put_rules(
+        await ledger_rules.put_rules(
             conn, provider="modal", account="default", rules=(RULE,), bills=True, epoch=books.epoch
         )
     assert [row["age_s"] for row in (await shown(books))["reconciliation"]] == [None]
@@ -241,7 +241,7 @@ async def test_a_former_leader_writes_no_price_rule_budget_or_bill(books: Books)
     )
     where = {"provider": "other", "account": "default", "epoch": former}
     async with begin(books.engine) as conn:
-        await ledger.put_rules(conn, rules=(), bills=True, **where)
+        await ledger_rules.put_rules(conn, rules=(), bills=True, **where)
         await bills.put(conn, [line], **where)
         await ledger_upkeep.list_prices(conn, rows=[price], **where)
         await budgets.put(

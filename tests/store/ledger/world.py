@@ -12,7 +12,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from app.ledger.writer import Writer
-from app.store import ledger
+from app.store import ledger_rules
 from app.store.engine import begin
 from app.store.installation import get_or_create, next_epoch
 from providers.base import BillingRule, BillsFrom, BillsUntil
@@ -42,7 +42,7 @@ class Books:
         async with begin(self.engine) as conn:
             await get_or_create(conn, new_id="abcdefghij")
             self.epoch = await next_epoch(conn, 0)
-            await ledger.put_rules(
+            await ledger_rules.put_rules(
                 conn,
                 provider="modal",
                 account="default",

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from app.ledger.cover import Stay, cover
 from app.ledger.rules import seconds
-from app.store.ledger import Commitment, Lasting, Override
+from app.store.ledger_prices import Lasting
+from app.store.ledger_values import Commitment, Override
 
 T0 = datetime(2026, 3, 1, tzinfo=UTC)
 DAY = 86400
