@@ -173,9 +173,7 @@ _FOOTER = text("""
     select (select count(*) from unpriced u where u.since < :until) as unpriced,
         extract(epoch from clock_timestamp() - (select max(observed_at) from price_point))::float8
             as price_age_s,
-        extract(epoch from clock_timestamp() - (select min(r.changed_at) from run r
-            left join ledger_run l on l.run_id = r.id where l.facts_at is distinct from r.changed_at
-            and (l.run_id is null or l.closed_at is null)))::float8 as lag_s
+        extract(epoch from clock_timestamp() - (select min(behind_since) from ledger_lag))::float8 as lag_s
 """)
 
 

@@ -11,20 +11,31 @@ _BURN = text("""
     from burn_rate group by 1, 2, 3, 4, 5, 6
 """)
 # What an open segment has cost may turn out a little less once its end is known, and what is taken off is a
-# series of its own: the highest that was ever shown is kept.
+# series of its own: the highest that was ever shown is kept. The period is a row of its own, since Postgres
+# puts a function's query into ours only where its arguments are plain: otherwise it reads whatever there is.
 _COST = text("""
-    with now_ as (
-        select l.provider, l.pool as nodepool, l.namespace, l.accelerator, l.tier as capacity_type,
+    with line as materialized (
+        select l.provider, l.pool as nodepool, l.namespace, l.accelerator, l.tier as capacity_type, c.phase,
             sum(greatest(c.billed_dollar_seconds, 0)) / 3600 as cost,
             sum(greatest(c.list_dollar_seconds, 0)) / 3600 as list_cost, sum(c.gpu_seconds) as gpu_seconds
-        from cost_lines((select date_trunc('day', least(since,
-                (select min(lower(valid)) from commitment)), 'UTC') from ledger_begin),
-            statement_timestamp() + interval '1 second', 'all', 'UTC') c
-        join label_set l on l.id = c.label_set_id group by 1, 2, 3, 4, 5
+        from (
+            select date_trunc('day', least(since, (select min(lower(valid)) from commitment)), 'UTC') as since,
+                statement_timestamp() + interval '1 second' as until
+            from ledger_begin
+        ) w cross join lateral cost_lines(w.since, w.until, 'all', 'UTC') c
+        join label_set l on l.id = c.label_set_id group by 1, 2, 3, 4, 5, 6
+    ), gpu_seconds as (
+        insert into shown_counter as k (series, labels, value)
+        select 'gpu_seconds', array[provider, accelerator, phase], sum(gpu_seconds) from line
+        where gpu_seconds > 0 and (select epoch from installation) = :epoch group by 2
+        on conflict (series, labels) do update set value = greatest(k.value, excluded.value)
+            where excluded.value > k.value
     )
     insert into cost_counter as k (provider, nodepool, namespace, accelerator, capacity_type, cost, list_cost,
         gpu_seconds)
-    select * from now_ where (select epoch from installation) = :epoch
+    select provider, nodepool, namespace, accelerator, capacity_type, sum(cost), sum(list_cost),
+        sum(gpu_seconds)
+    from line where (select epoch from installation) = :epoch group by 1, 2, 3, 4, 5
     on conflict (provider, nodepool, namespace, accelerator, capacity_type) do update
         set cost = greatest(k.cost, excluded.cost), list_cost = greatest(k.list_cost, excluded.list_cost),
             gpu_seconds = greatest(k.gpu_seconds, excluded.gpu_seconds)
@@ -62,18 +73,6 @@ _SHOWN_WASTE = text("""
     select labels[1] as reason, labels[2] as provider, value from shown_counter
     where series in ('waste', 'unused')
 """)
-_GPU_SECONDS = text("""
-    with now_ as (
-        select array[l.provider, l.accelerator, c.phase] as labels, sum(c.gpu_seconds) as value
-        from cost_lines((select date_trunc('day', since, 'UTC') from ledger_begin),
-            statement_timestamp() + interval '1 second', 'all', 'UTC') c
-        join label_set l on l.id = c.label_set_id where c.gpu_seconds > 0 group by 1
-    )
-    insert into shown_counter as k (series, labels, value)
-    select 'gpu_seconds', labels, value from now_ where (select epoch from installation) = :epoch
-    on conflict (series, labels) do update set value = greatest(k.value, excluded.value)
-        where excluded.value > k.value
-""")
 _SHOWN_GPU_SECONDS = text("""
     select labels[1] as provider, labels[2] as accelerator, labels[3] as phase, value from shown_counter
     where series = 'gpu_seconds'
@@ -96,13 +95,15 @@ _HEALTH = text("""
         (select extract(epoch from clock_timestamp() - min(p.observed_at)) from price_point p
             where p.provider = coalesce(r.provider, u.provider) and upper_inf(p.valid)) as price_age_s
     from (
-        select r.provider, count(s.id) as open,
-            extract(epoch from clock_timestamp() - min(r.changed_at) filter (
-                where l.facts_at is distinct from r.changed_at)) as lag_s
-        from run r left join ledger_run l on l.run_id = r.id
-        left join billing_segment s on s.run_id = r.id and upper_inf(s.period)
-        where l.closed_at is null
-        group by r.provider
+        select provider, coalesce(sum(open), 0)::bigint as open,
+            extract(epoch from clock_timestamp() - min(behind_since)) as lag_s
+        from (
+            select l.provider, count(*) as open, null::timestamptz as behind_since
+            from billing_segment s join label_set l on l.id = s.label_set_id
+            where upper_inf(s.period) group by 1
+            union all
+            select provider, null, behind_since from ledger_lag
+        ) e group by provider
     ) r full join (
         select provider_name as provider, count(*) as unpriced from unpriced group by 1
     ) u using (provider)
@@ -124,7 +125,7 @@ _RECONCILIATION = text("""
 
 async def read(conn: AsyncConnection, *, epoch: int) -> dict[str, list[dict[str, Any]]]:
     """The rows of every series, read and kept in one transaction."""
-    for kept in (_COST, _WASTE, _UNUSED, _GPU_SECONDS):
+    for kept in (_COST, _WASTE, _UNUSED):
         await conn.execute(kept, {"epoch": epoch})
     found = {}
     for name, query in (

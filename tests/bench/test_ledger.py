@@ -62,9 +62,18 @@ from generate_series(1, {LABELS}) n
 """,
     f"""
 insert into run (claim_uid, provider, account, resource_id, region, tier, accelerator, pool, pod_namespace,
-    pod_name, pod_uid)
-select 'c' || n, 'cloud-' || n % 5, 'default', 'm' || n, '', 'Spot', 'gpu:8', 'pool', 'ns', 'p', 'u' || n
-from generate_series(1, {RUNS}) n
+    pod_name, pod_uid, changed_at, gone_at)
+select 'c' || n, 'cloud-' || n % 5, 'default', 'm' || n, '', 'Spot', 'gpu:8', 'pool', 'ns', 'p', 'u' || n,
+    case when n > {OPEN} then b.at else now() end, case when n > {OPEN} then b.at end
+from generate_series(1, {RUNS}) n, lateral (select timestamptz '{BEGIN.isoformat()}'
+    + make_interval(secs => n * {(NOW - BEGIN).total_seconds() / RUNS})) b (at)
+""",
+    f"""
+insert into ledger_run (run_id, label_set_id, facts_at, prices_at, closed_at, billed_at, ended_at, waste_at,
+    rules, begun_at, over_at)
+select id, (select min(id) from label_set) + id % {LABELS}, changed_at, now(), c.at, c.at, c.at, c.at, '[]',
+    now() - interval '1 day', c.at
+from run, lateral (select case when id >= (select min(id) from run) + {OPEN} then now() end) c (at)
 """,
     "alter table billing_segment drop constraint billing_segment_once_excl, set unlogged",
 )
@@ -203,6 +212,8 @@ async def test_cost_31_reports_on_ten_million_segments(filled: AsyncEngine) -> N
     seal = await best_of(3, lambda conn: ledger_upkeep.seal_day(conn, yesterday, epoch=epoch))
     note("one day's sums, yesterday", seal, "0.1")
     note("month by namespace, from daily sums", await best_of(3, report(young, "namespace", None)), "0.3")
+    now = Window(since=THIS, until=datetime.now(UTC))
+    note("this month by namespace, now included", await best_of(3, report(now, "namespace", None)), "0.3")
     months, began = 0, time.monotonic()
     while True:
         async with begin(filled) as conn:
@@ -215,6 +226,7 @@ async def test_cost_31_reports_on_ten_million_segments(filled: AsyncEngine) -> N
     note("month by namespace, from a closed month", await best_of(3, report(young, "namespace", None)), "0.3")
     note("year by team and month, closed months", await best_of(3, report(year, "team", "month")), "0.2")
     note("year by namespace", await best_of(3, report(year, "namespace", None)), "2")
+    note("what a report says of itself", await best_of(3, lambda conn: costs.footer(conn, now)), "-")
     note(
         "what /metrics is read from",
         await best_of(3, lambda conn: ledger_metrics.read(conn, epoch=epoch)),

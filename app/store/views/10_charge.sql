@@ -291,13 +291,19 @@ language sql stable as $$
     select s.label, s.starts, d.label_set_id, d.meter, d.phase, d.kind, d.seconds, d.gpu_seconds,
         d.billed_dollar_seconds, d.effective_dollar_seconds, d.list_dollar_seconds, d.guessed_dollar_seconds,
         d.estimated_dollar_seconds, d.unpriced_seconds
-    from report_sealed(t_from, t_to, unit, zone) s join sealed_cost d on d.day = s.day
+    from report_sealed(t_from, t_to, unit, zone) s cross join lateral (
+        -- Apart, so that each day is looked up: else the sums of all years are read for a month of them.
+        select * from sealed_cost d where d.day = s.day offset 0
+    ) d
     union all
     select p.label, p.starts, c.label_set_id, c.meter, c.phase, c.kind, c.seconds, c.gpu_seconds,
         coalesce(c.billed_dollar_seconds, 0), coalesce(c.effective_dollar_seconds, 0),
         coalesce(c.list_dollar_seconds, 0), coalesce(c.guessed_dollar_seconds, 0),
         coalesce(c.estimated_dollar_seconds, 0), c.unpriced_seconds
-    from report_piece(t_from, t_to, unit, zone) p cross join lateral charge_between(lower(p.span), upper(p.span)) c
+    from report_piece(t_from, t_to, unit, zone) p cross join lateral (
+        -- Apart, so that each piece is looked up by its own edges: else all there is is read once, and compared.
+        select * from charge_between(lower(p.span), upper(p.span)) offset 0
+    ) c
 $$;
 comment on function cost_lines(timestamptz, timestamptz, text, text) is
 'Report: what [t_from, t_to) costs, in lines that can be added up in any way. One row a bucket of the zone''s clock, attribution, meter, phase and kind, or part of one.';

@@ -41,6 +41,19 @@ from line group by 1, 2, 3, 4, 5, 6, 7, 8;
 comment on view burn_rate is
 'What runs now costs an hour: one row a provider account, NodePool, namespace, team, accelerator, tier and phase. A machine without a price counts with the ceiling of its claim, and is told of in unpriced.';
 
+-- Those that are over and booked are most, and are not looked at.
+create view ledger_lag as
+select provider, min(behind_since) as behind_since from (
+    select r.provider, case when l.facts_at is distinct from r.changed_at then r.changed_at end as behind_since
+    from ledger_run l join run r on r.id = l.run_id where l.closed_at is null
+    union all
+    select r.provider, r.changed_at from run r
+    where (r.gone_at is null or r.changed_at > statement_timestamp() - interval '7 days')
+        and not exists (select from ledger_run l where l.run_id = r.id)
+) e group by provider;
+comment on view ledger_lag is
+'Since when the ledger has not taken up what was seen of a machine that is not over, or of one that it has not booked (of those that are gone, of the last week: nebula cost verify looks at all); null: it has. One row a provider.';
+
 create view exposure as
 select a.claim_uid, a.number as attempt, a.provider as provider_name, a.account, a.region, a.tier as capacity_type,
     a.accelerator, r.pool as nodepool, r.pod_namespace as namespace, r.pod_name as pod, a.send_by,
