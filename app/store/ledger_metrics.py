@@ -19,7 +19,8 @@ _COST = text("""
             sum(greatest(c.billed_dollar_seconds, 0)) / 3600 as cost,
             sum(greatest(c.list_dollar_seconds, 0)) / 3600 as list_cost, sum(c.gpu_seconds) as gpu_seconds
         from (
-            select date_trunc('day', least(since, (select min(lower(valid)) from commitment)), 'UTC') as since,
+            select date_trunc('day', least(since, (select min(lower(valid)) from commitment)), 'UTC')
+                    as since,
                 statement_timestamp() + interval '1 second' as until
             from ledger_begin
         ) w cross join lateral cost_lines(w.since, w.until, 'all', 'UTC') c
