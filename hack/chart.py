@@ -107,7 +107,8 @@ def values() -> list[Value]:
 
 
 def manifest() -> str:
-    """The release as plain objects. Hooks are left out: without Helm nobody would run them.
+    """The release as plain objects. Hooks are left out: without Helm nobody would run them; and Jobs, which
+    cannot be applied again when they have changed.
 
     Raises:
         RuntimeError: Helm refused; the message is its own.
@@ -131,6 +132,8 @@ def manifest() -> str:
         raise RuntimeError(done.stderr)
     version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
     objects = re.sub(r"^# Source: .*\n", "", done.stdout, flags=re.MULTILINE)
+    parts = [part for part in objects.split("\n---\n") if not re.search(r"^kind: Job$", part, re.MULTILINE)]
+    objects = "\n---\n".join(parts)
     objects = objects.replace("app.kubernetes.io/managed-by: Helm", "app.kubernetes.io/managed-by: kubectl")
     for pattern in (r"^ *annotations:\n *helm\.sh/resource-policy: keep\n", r"^ *helm\.sh/chart: .*\n"):
         objects = re.sub(pattern, "", objects, flags=re.MULTILINE)

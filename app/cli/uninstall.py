@@ -82,8 +82,9 @@ async def _check(
     if policy == "abandon" and deployment is None:
         raise click.UsageError("--policy abandon needs --deployment: a controller that runs would end them")
     async with connected(kubeconfig) as kube:
+        left: list[Obj] = []
         claims = await _claims(kube)
-        if claims:
+        if claims and policy != "abandon":
             click.echo(await _table(claims))
             if policy == "refuse":
                 raise click.ClickException(WAYS)
@@ -99,15 +100,18 @@ async def _check(
             except BaseException:
                 await _scale(kube, namespace, deployment, replicas=replicas)
                 raise
-            if policy == "abandon":
-                await _abandon(kube, late)
+            if policy == "abandon" and late:
+                left = late
+                click.echo(await _table(left))  # as it is at the very end: it is all that will be known
+                await _abandon(kube, left)
             elif late:
                 await _scale(kube, namespace, deployment, replicas=replicas)
                 click.echo(await _table(late))
                 raise click.ClickException("these were made meanwhile; the controller was started again")
         if clean_up:
             await _clean_up(kube)
-        click.echo("nothing is rented")
+        if not left:
+            click.echo("nothing is rented")
 
 
 async def _claims(kube: "Kube") -> "list[Obj]":
@@ -211,6 +215,7 @@ async def _abandon(kube: "Kube", claims: "list[Obj]") -> None:
 async def _clean_up(kube: "Kube") -> None:
     from app.api import keys
     from app.kube import paths
+    from app.kube.patches import without_finalizer
 
     for path in (
         paths.mutating_webhook(keys.MUTATING_WEBHOOK_CONFIGURATION),
@@ -219,6 +224,14 @@ async def _clean_up(kube: "Kube") -> None:
         with suppress_replaced():
             await kube.delete(path)
             click.echo(f"deleted {path.rpartition('/')[2]}")
+    async for page in kube.list_pages(paths.nodepools()):
+        for pool in page["items"]:  # later nobody is there to let it go, and its kind could not be deleted
+            ops = without_finalizer(pool, keys.POOL_FINALIZER)
+            if ops is not None:
+                name = pool["metadata"]["name"]
+                with suppress_replaced():
+                    await kube.patch(paths.nodepool(name), ops, kind="json", metadata_only=True)
+                    click.echo(f"let go nodepool {name}")
     for node in await _our_nodes(kube):
         name = node["metadata"]["name"]
         with suppress_replaced():

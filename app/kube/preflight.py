@@ -50,7 +50,7 @@ def rights(namespace: str) -> tuple[Right, ...]:
     every = (
         ("", "pods", "get list watch patch delete"),
         ("", "pods/status", "patch"),
-        ("", "nodes", "get list watch create patch delete"),
+        ("", "nodes", "list watch create patch delete"),
         ("", "nodes/status", "patch"),
         ("", "events", "create patch"),
         ("", "namespaces", "get list watch"),
@@ -79,7 +79,7 @@ def rights(namespace: str) -> tuple[Right, ...]:
         Right(
             group="coordination.k8s.io",
             resource="leases",
-            verbs=("get", "create", "patch", "delete"),  # delete: where owner references need it
+            verbs=("create", "patch", "delete"),  # delete: where owner references need it
             namespace=_LEASES_OF_NODES,
         ),
     )

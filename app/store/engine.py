@@ -402,8 +402,10 @@ def _sqlstate(error: BaseException) -> str | None:
 def _text(error: BaseException) -> str:
     """One line, without the statement and without SQLAlchemy's link to its manual."""
     inner = error.orig if isinstance(error, sa_exc.DBAPIError) and error.orig is not None else error
-    words = str(inner).strip() or type(inner).__name__
-    return words.splitlines()[0]
+    words = str(inner).strip()
+    if not words and isinstance(inner, TimeoutError):
+        words = "no answer in time: does the server run, and is the way to it open?"
+    return (words or type(inner).__name__).splitlines()[0]
 
 
 def _to_json(value: Any) -> str:

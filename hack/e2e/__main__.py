@@ -7,10 +7,10 @@ for at the end; what a killed run had no time to remove, the next one removes wh
 """
 
 import contextlib
+import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -24,9 +24,10 @@ import yaml
 from app.processes import Scratch, spawn, stop
 from hack.cluster import binaries
 from hack.cluster.golang import NoGo
-from hack.e2e import images, packages, story
+from hack.e2e import images, packages, remains
 from hack.e2e.containerfile import ContainerfileError
-from hack.e2e.inside import Plan
+from hack.e2e.inside import NAMESPACES, Plan
+from hack.e2e.steps import NAMES
 
 ROOT = Path(__file__).resolve().parents[2]
 _PREFIX = "nebula-e2e-"  # of a run's folder of cgroups; its pid follows
@@ -36,8 +37,15 @@ _GONE_S = 10.0
 
 
 @click.command(help=__doc__)
-@click.option("--until", type=click.Choice(story.NAMES), help="Stop after this step.")
-@click.option("--skip", multiple=True, type=click.Choice(story.NAMES), help="Leave a step out.")
+@click.option("--until", type=click.Choice(NAMES), help="Stop after this step.")
+@click.option("--skip", multiple=True, type=click.Choice(NAMES), help="Leave a step out.")
+@click.option(
+    "--helm",
+    type=click.Choice(["3", "4"]),
+    default="4",
+    show_default=True,
+    help="Its major version; the step `previous` takes the other one.",
+)
 @click.option(
     "--logs",
     type=click.Path(path_type=Path, file_okay=False),
@@ -46,12 +54,12 @@ _GONE_S = 10.0
     help="Where logs go when it fails.",
 )
 @click.option("--prepare", is_flag=True, help="Only build what is needed.")
-def main(until: str | None, skip: tuple[str, ...], logs: Path, prepare: bool) -> None:
+def main(until: str | None, skip: tuple[str, ...], helm: str, logs: Path, prepare: bool) -> None:
     _check_machine()
     began_s = time.monotonic()
     chart = yaml.safe_load((ROOT / "chart" / "Chart.yaml").read_text())
     values = yaml.safe_load((ROOT / "chart" / "values.yaml").read_text())
-    kubernetes, helm = binaries.build(), binaries.build(binaries.HELM)
+    kubernetes, helms = binaries.build(), binaries.build(binaries.HELM)
     node = binaries.build(binaries.NODE)
     found = packages.ready()
     made = images.ready(
@@ -67,6 +75,8 @@ def main(until: str | None, skip: tuple[str, ...], logs: Path, prepare: bool) ->
     signal.signal(signal.SIGTERM, _interrupt)
     scratch = Scratch("e2e", need_bytes=_NEED_BYTES, in_memory=False)
     state = scratch.path
+    before = remains.Machine.now(packages=found)
+    entered: frozenset[str] = frozenset()
     code = 1
     try:
         for root in _cgroup_roots():
@@ -76,9 +86,12 @@ def main(until: str | None, skip: tuple[str, ...], logs: Path, prepare: bool) ->
                 state=state,
                 kubernetes=kubernetes,
                 node=node,
-                helm=helm,
+                helm=helms,
+                helm_major=int(helm),
                 packages=found,
                 nebula=made.nebula,
+                previous=made.previous,
+                previous_chart=images.source_at(made.previous_revision, state / "previous") / "chart",
                 postgres=made.postgres,
                 pause=made.pause,
                 cgroup=cgroup,
@@ -87,10 +100,13 @@ def main(until: str | None, skip: tuple[str, ...], logs: Path, prepare: bool) ->
             )
             code = _run_apart(plan.write(), log=state / "story.log")
     finally:
+        if (state / NAMESPACES).exists():
+            entered = frozenset(json.loads((state / NAMESPACES).read_text()).values())
         if code != 0:
             _keep_logs(state, logs)
         scratch.close()
-    left = left_behind(state, cgroup)
+    left = remains.left(state, cgroups=_cgroup_folders(cgroup), namespaces=entered, within_s=_GONE_S)
+    left += before.new_on(remains.Machine.now(packages=found))
     for each in left:
         _say(f"LEFT BEHIND: {each}")
     _say(
@@ -98,23 +114,6 @@ def main(until: str | None, skip: tuple[str, ...], logs: Path, prepare: bool) ->
         f"{len(left) or 'nothing'} left behind"
     )
     sys.exit(code or bool(left))
-
-
-def left_behind(state: Path, cgroup: str) -> list[str]:
-    """What of a run is still on this machine: processes, mounts, cgroups, folders. Empty is right."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if str(state).encode() in (folder / "cmdline").read_bytes():
-                found.append(f"process {folder.name}")
-    mounts = Path("/proc/mounts").read_text().splitlines()
-    found += [f"mount {line.split()[1]}" for line in mounts if str(state) in line]
-    found += [f"cgroup {path}" for path in _cgroup_folders(cgroup) if path.exists()]
-    if state.exists():
-        found.append(f"folder {state}")
-    links = subprocess.run(["ip", "-o", "link"], capture_output=True, text=True, check=False).stdout
-    found += [f"link {line.split(': ')[1]}" for line in links.splitlines() if ": node0" in line]
-    return found
 
 
 def _run_apart(plan: Path, *, log: Path) -> int:
@@ -230,6 +229,13 @@ if __name__ == "__main__":
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         sys.exit(130)
-    except (binaries.BuildFailed, NoGo, packages.NoPackages, images.NoPostgres, ContainerfileError) as error:
+    except (
+        binaries.BuildFailed,
+        NoGo,
+        packages.NoPackages,
+        images.NoPostgres,
+        images.NoHistory,
+        ContainerfileError,
+    ) as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(1)

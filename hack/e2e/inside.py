@@ -20,9 +20,11 @@ from app.processes import tail
 from hack.cluster import ClusterFailed, ControlPlane
 from hack.e2e import node as nodes
 from hack.e2e import story
-from hack.e2e.images import Archive
+from hack.e2e.images import PREVIOUS_TAG, Archive
 from hack.e2e.packages import Programs
+from hack.e2e.steps import STEPS
 
+NAMESPACES = "namespaces.json"  # in the state folder: which ones these are, to look for them afterwards
 _COVERED = ("/var", "/opt")  # by overlays whose upper folder goes with the state
 
 
@@ -34,8 +36,11 @@ class Plan:
     kubernetes: Path
     node: Path
     helm: Path
+    helm_major: int
     packages: Programs
     nebula: Archive
+    previous: Archive
+    previous_chart: Path
     postgres: Archive
     pause: Archive
     cgroup: str
@@ -60,12 +65,15 @@ def read(file: Path) -> Plan:
         kubernetes=Path(raw["kubernetes"]),
         node=Path(raw["node"]),
         helm=Path(raw["helm"]),
+        helm_major=raw["helm_major"],
         packages=Programs(
             paths=tuple(map(Path, packages["paths"])),
             libraries=tuple(map(Path, packages["libraries"])),
             plugins=Path(packages["plugins"]),
         ),
         nebula=image("nebula"),
+        previous=image("previous"),
+        previous_chart=Path(raw["previous_chart"]),
         postgres=image("postgres"),
         pause=image("pause"),
         cgroup=raw["cgroup"],
@@ -76,6 +84,8 @@ def read(file: Path) -> Plan:
 
 def main(plan: Plan) -> int:
     """Run the story in a child and reap everybody else's children until it ends. Returns its exit code."""
+    own = {each: os.readlink(f"/proc/self/ns/{each}") for each in ("net", "mnt", "pid", "ipc", "uts")}
+    (plan.state / NAMESPACES).write_text(json.dumps(own))
     child = os.fork()
     if child == 0:
         os._exit(_run(plan))
@@ -128,11 +138,20 @@ def _story(plan: Plan) -> None:
             cgroup=plan.cgroup,
         )
         try:
-            node.start((plan.pause, plan.postgres, plan.nebula))
+            node.start((plan.pause, plan.postgres, plan.nebula, plan.previous))
             print(f"  node Ready, images there, after {time.monotonic() - began_s:.0f} s", flush=True)
-            told = story.Story(plane=plane, node=node, helm_program=plan.helm / "helm4", home=plan.state)
+            told = story.Story(
+                plane=plane,
+                node=node,
+                helm_program=plan.helm / f"helm{plan.helm_major}",
+                other_helm=plan.helm / f"helm{7 - plan.helm_major}",  # 3 and 4
+                previous_chart=plan.previous_chart,
+                previous_tag=PREVIOUS_TAG,
+                image=plan.nebula.name,
+                home=plan.state,
+            )
             try:
-                told.tell(until=plan.until, skip=plan.skip)
+                told.tell(STEPS, until=plan.until, skip=plan.skip)
             except BaseException:
                 told.describe()
                 raise

@@ -155,7 +155,7 @@ class Node:
             capture_output=True,
             text=True,
             check=False,
-            env=self._environment(),
+            env=self.packages.environment(),
         )
         if done.returncode != 0:
             raise NodeFailed(f"ctr {' '.join(argv)}: {done.stderr.strip()}")
@@ -291,19 +291,11 @@ class Node:
 
     def _spawn(self, name: str, program: Path, *flags: str | Path) -> None:
         self._children[name] = spawn(
-            [program, *flags], log=self.log(name), env=self._environment(), cwd=self.home
+            [program, *flags], log=self.log(name), env=self.packages.environment(), cwd=self.home
         )
 
-    def _environment(self) -> dict[str, str]:
-        environment = dict(os.environ)
-        paths = [*self.packages.paths, Path("/usr/sbin"), Path("/sbin")]
-        environment["PATH"] = os.pathsep.join([*map(str, paths), environment.get("PATH", "/usr/bin:/bin")])
-        if self.packages.libraries:
-            environment["LD_LIBRARY_PATH"] = os.pathsep.join(map(str, self.packages.libraries))
-        return environment
-
     def _found(self, name: str) -> Path:
-        for folder in self._environment()["PATH"].split(os.pathsep):
+        for folder in self.packages.environment()["PATH"].split(os.pathsep):
             if (Path(folder) / name).exists():
                 return Path(folder) / name
         raise NodeFailed(f"no {name}")

@@ -47,6 +47,15 @@ class Programs:
     libraries: tuple[Path, ...]
     plugins: Path
 
+    def environment(self) -> dict[str, str]:
+        """This process's own, with these programs and what they load first."""
+        environment = dict(os.environ)
+        paths = [*self.paths, Path("/usr/sbin"), Path("/sbin")]
+        environment["PATH"] = os.pathsep.join([*map(str, paths), environment.get("PATH", "/usr/bin:/bin")])
+        if self.libraries:
+            environment["LD_LIBRARY_PATH"] = os.pathsep.join(map(str, self.libraries))
+        return environment
+
 
 def ready() -> Programs:
     """Return the programs, fetched when the machine lacks one (36 MB, some seconds, once).

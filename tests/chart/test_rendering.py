@@ -210,6 +210,21 @@ def test_numbers_are_rendered_as_people_write_them(each_helm: Helm, tmp_path: Pa
         assert {"work_mem=67108864", "jit=false"} <= set(postgres["args"])
 
 
+def test_every_volume_claim_has_a_pod_from_the_beginning(helm: Helm) -> None:
+    """Where a volume is made for its first Pod, `helm install --wait` waits until every claim has had one."""
+    objects = helm.objects({"providers.fake.enabled": True})
+    claims = {each["metadata"]["name"] for each in objects if each["kind"] == "PersistentVolumeClaim"}
+    at_once = [each for each in objects if each["kind"] != "CronJob"]
+    used = {
+        volume["persistentVolumeClaim"]["claimName"]
+        for _, spec in pod_templates(at_once)
+        for volume in spec["volumes"]
+        if "persistentVolumeClaim" in volume
+    }
+
+    assert used == claims == {"nebula-postgres-backup", "nebula-fake-cloud"}
+
+
 def test_a_secret_that_is_made_has_the_keys_by_which_it_is_read(helm: Helm) -> None:
     objects = helm.objects({"database.secretKeys": {"username": "user", "password": "pw"}})
 
@@ -277,6 +292,24 @@ def test_the_rights_are_exactly_those_that_the_controller_says_it_needs(helm: He
         for verb in right.verbs
     }
     assert granted == needed
+
+
+def test_on_the_hosts_network_the_kubelet_endpoint_has_a_port_of_its_own(helm: Helm) -> None:
+    objects = helm.objects({"controller.hostNetwork": True, "kubelet.port": 10450})
+
+    spec = named(objects, "Deployment", "nebula")["spec"]["template"]["spec"]
+    assert (spec["hostNetwork"], spec["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
+    assert 10450 in {port["containerPort"] for port in spec["containers"][0]["ports"]}
+
+
+def test_the_guards_word_is_shown_and_a_list_of_what_goes_on_to_cost_stays(helm: Helm) -> None:
+    """With abandon the printed table is all that is left: the Job that printed it must not go."""
+    for policy, stays in (("refuse", False), ("drain", False), ("abandon", True)):
+        notes = named(helm.objects({"installation.uninstallPolicy": policy}), "Job", "nebula-uninstall")[
+            "metadata"
+        ]["annotations"]
+        assert ("hook-succeeded" not in notes["helm.sh/hook-delete-policy"]) is stays, policy
+        assert notes["helm.sh/hook-output-log-policy"] == "hook-succeeded,hook-failed"
 
 
 def test_what_is_deleted_at_the_end_is_deleted_by_name(helm: Helm) -> None:
@@ -399,6 +432,7 @@ def test_an_object_of_the_operator_without_it_is_a_clear_failure(helm: Helm, par
         ({"controler": {}}, "controler"),
         ({"controller.replica": 1}, "replica"),
         ({"controller.replicas": 0}, "replicas"),
+        ({"controller.hostNetwork": True}, "set kubelet.port to a port that is free on the nodes"),
         ({"database.mode": "external"}, "host"),
         ({"database.mode": "sqlite"}, "mode"),
         ({"image.tag": "latest"}, "tag"),

@@ -1,6 +1,7 @@
 """What the store's failures are called. The servers are real, and are stopped, killed, filled and closed."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from decimal import Decimal
@@ -51,6 +52,14 @@ async def test_no_server_is_unavailable() -> None:
     async with engine_on("postgresql://nebula@127.0.0.1:1/nebula") as engine:
         with pytest.raises(StoreUnavailable):
             await ask(engine)
+
+
+async def test_a_server_that_says_nothing_is_told_of_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.store.engine.CONNECT_TIMEOUT_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        async with engine_on(f"postgresql://u:p@127.0.0.1:{silent.getsockname()[1]}/d") as engine:
+            with pytest.raises(StoreUnavailable, match="no answer in time: does the server run"):
+                await ask(engine)
 
 
 async def test_a_stopped_server_is_unavailable_and_a_started_one_is_used_again(

@@ -20,6 +20,7 @@ from app.kube.client import Kube
 from app.kube.preflight import missing_kinds, rights
 from hack.cluster import Cluster
 from hack.controller import Controller
+from hack.e2e import rights as audit
 from tests.cluster.kube.scripted import kubeconfig_for, serving
 from tests.cluster.kube.waiting import until
 from tests.cluster.start.conftest import Account
@@ -35,6 +36,10 @@ POD = {
     },
     "spec": {"containers": [{"name": "main", "image": "app:1"}]},
 }
+
+
+# What one Pod's life does not need; `make e2e` fails on any that the whole life of a release does not.
+USED_ELSEWHERE: set[tuple[str, str]] = set()
 
 
 def refused(*args: str, kubeconfig: Path | str, **env: str) -> tuple[int, str]:
@@ -216,6 +221,21 @@ async def test_the_rights_that_are_asked_for_are_enough(
             assert await cloud.alive() == []
             assert '"status":403' not in controller.log.read_text().replace(" ", "")
             assert "Forbidden" not in controller.log.read_text()
+            if cluster.control_plane is not None:  # else the audit log is somebody's own
+                given = frozenset(
+                    audit.Right(right.namespace or "", right.group, right.resource, verb)
+                    for right in rights(system)
+                    for verb in right.verbs
+                )
+                found = await asyncio.to_thread(
+                    audit.used,
+                    cluster.control_plane.audit_log,
+                    account=f"system:serviceaccount:{system}:{system}",
+                    given=given,
+                )
+                assert found.forbidden == ()
+                unused = {(each.resource, each.verb) for each in given - found.rights}
+                assert sorted(unused - USED_ELSEWHERE) == []
         finally:
             await asyncio.to_thread(controller.stop)
             for kind, name in (

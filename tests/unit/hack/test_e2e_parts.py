@@ -2,16 +2,21 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from app.api import keys
+from app.api.nodepool import NodePool
 from hack.cluster import binaries
-from hack.e2e import containerfile, rights, story
+from hack.e2e import containerfile, remains, rights, steps, story
 from hack.e2e.__main__ import sweep_cgroups
+from hack.e2e.steps import breaking, leaving
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -68,28 +73,46 @@ def test_the_audit_log_says_which_rights_were_used_and_what_was_forbidden(tmp_pa
         body = {"user": {"username": user}, "verb": verb, "objectRef": at, "responseStatus": {"code": code}}
         return json.dumps(body | {"requestURI": "/x"})
 
+    def role(resource: str, *verbs: str, **metadata: str) -> dict[str, Any]:
+        rule = {"apiGroups": [""], "resources": [resource], "verbs": list(verbs)}
+        return {"metadata": metadata, "rules": [rule]}
+
     log = tmp_path / "audit.log"
     log.write_text(
         "\n".join(
             (
-                event("ours", "patch", {"resource": "pods", "subresource": "status"}, 200),
+                event("ours", "patch", {"resource": "pods", "subresource": "status", "namespace": "a"}, 200),
+                event("ours", "get", {"resource": "secrets", "namespace": "home"}, 200),
                 event("ours", "list", {"resource": "nodes"}, 403),
                 event("other", "delete", {"resource": "pods"}, 200),
             )
         )
     )
+    given = rights.granted(
+        (
+            role("pods/status", "get", "patch"),
+            role("secrets", "get"),
+            role("secrets", "get", namespace="home"),
+        )
+    )
 
-    found = rights.used(log, account="ours")
+    found = rights.used(log, account="ours", given=given)
 
-    assert found.rights == {("", "pods/status", "patch")}
     assert found.forbidden == ("list /x",)
-    role = {"rules": [{"apiGroups": [""], "resources": ["pods/status"], "verbs": ["get", "patch"]}]}
-    assert rights.granted([role]) - found.rights == {("", "pods/status", "get")}
+    # The Secret at home was read by the right at home: the one for all namespaces was not needed for it.
+    assert sorted(map(str, given - found.rights)) == [
+        "get pods/status cluster-wide",
+        "get secrets cluster-wide",
+    ]
 
 
 def test_the_storys_samples_are_what_a_user_may_apply() -> None:
     assert yaml.safe_load(story.POOL)["kind"] == "NodePool"
-    assert all(step.__doc__ for step in story.STEPS.values())
+    assert all(step.__doc__ for step in steps.STEPS.values())
+    assert yaml.safe_load(breaking.documented("name: dumps"))["kind"] == "Pod"
+    assert {"pvc", "secret", "crd"} <= {
+        argv[argv.index("delete") + 1] for argv in leaving.documented_remains()
+    }
 
 
 def test_a_run_removes_the_cgroups_of_dead_runs_and_of_no_other(tmp_path: Path) -> None:
@@ -105,3 +128,54 @@ def test_a_run_removes_the_cgroups_of_dead_runs_and_of_no_other(tmp_path: Path) 
     assert not dead.exists()
     assert alive.exists()
     assert all(folder.exists() for folder in strangers)
+
+
+def test_what_a_run_leaves_behind_is_found(tmp_path: Path) -> None:
+    state = tmp_path / "nebula-e2e-x"
+    state.mkdir()
+    (tmp_path / "cgroup").mkdir()
+    with subprocess.Popen([sys.executable, "-c", "input()", str(state)], stdin=subprocess.PIPE) as process:
+        network = os.readlink(f"/proc/{process.pid}/ns/net")
+        found = remains.left(
+            state, cgroups=[tmp_path / "cgroup", tmp_path / "gone"], namespaces=frozenset({network})
+        )
+        assert process.stdin is not None
+        process.stdin.write(b"\n")
+    state.rmdir()
+
+    assert f"process {process.pid}" in found
+    assert f"namespace {network} of process {process.pid}" in found
+    assert [each for each in found if each.startswith(("cgroup", "folder"))] == [
+        f"cgroup {tmp_path / 'cgroup'}",
+        f"folder {state}",
+    ]
+    assert remains.left(state, cgroups=[], namespaces=frozenset({"net:[1]"})) == []
+
+
+def test_of_links_and_tables_only_what_a_node_makes_counts() -> None:
+    def machine(links: str, tables: str) -> remains.Machine:
+        return remains.Machine(links=frozenset(links.split()), tables=frozenset(tables.split(", ")))
+
+    before = machine("lo eth0 veth1", "table ip kube-proxy")
+    after = machine(
+        "lo eth0 veth1 veth2 node0 docker0", "table ip kube-proxy, table ip6 kube-proxy, table ip x"
+    )
+
+    assert before.new_on(after) == ["link node0", "link veth2", "nftables table ip6 kube-proxy"]
+    assert before.new_on(before) == []
+
+
+def test_what_install_md_has_applied_is_what_the_api_takes() -> None:
+    text = (ROOT / "docs" / "install.md").read_text()
+    objects = [yaml.safe_load(each) for each in re.findall(r"<<'END'\n(.*?)\nEND\n", text, flags=re.DOTALL)]
+
+    assert [each["kind"] for each in objects] == ["NodePool", "NodePool", "Pod", "Pod"]
+    for each in objects:
+        if each["kind"] == "NodePool":
+            assert NodePool.model_validate(each).spec.providers
+    (pod,) = [each for each in objects if each["metadata"]["name"] == "one-gpu"]
+    assert pod["metadata"]["labels"].keys() == {
+        keys.ENABLED_LABEL,
+        keys.NODE_POOL_LABEL,
+        keys.ACCELERATOR_TYPE_LABEL,
+    }

@@ -102,6 +102,39 @@ def test_alerts_have_names_of_their_own_a_severity_and_a_sentence() -> None:
         assert rule["annotations"]["summary"]
 
 
+@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
+def test_a_dashboard_is_one_that_grafana_takes(path: Path) -> None:
+    """What its importer and its grid ask for; nothing here can start a Grafana."""
+    board = json.loads(path.read_text())
+
+    assert re.fullmatch(r"[a-zA-Z0-9_-]{1,40}", board["uid"])
+    assert board["title"]
+    assert board["schemaVersion"] >= 36  # the first in which a source is an object
+    assert "id" not in board  # Grafana's own number: an import with one may replace another board
+    assert [each["type"] for each in board["templating"]["list"]] == ["datasource"] * len(
+        board["templating"]["list"]
+    )
+    kinds = {f"${{{each['name']}}}": each["query"] for each in board["templating"]["list"]}
+    taken: dict[tuple[int, int], str] = {}
+    for panel in board["panels"]:
+        title, at = panel["title"], panel["gridPos"]
+        assert panel["type"] in ("stat", "timeseries", "table"), title
+        assert min(at["w"], at["h"]) > 0, title
+        assert 0 <= at["x"] <= 24 - at["w"], title
+        for x in range(at["x"], at["x"] + at["w"]):
+            for y in range(at["y"], at["y"] + at["h"]):
+                assert (x, y) not in taken, f"{title} lies on {taken.get((x, y))}"
+                taken[x, y] = title
+        refs = [target["refId"] for target in panel["targets"]]
+        assert len(set(refs)) == len(refs) >= 1, title
+        for target in panel["targets"]:
+            source = target["datasource"]
+            assert source["type"] == kinds[source["uid"]] == panel["datasource"]["type"], title
+            assert ("expr" in target) is (source["type"] == "prometheus"), title
+            assert ("rawSql" in target) is (source["type"] != "prometheus"), title
+    assert len({json.loads(each.read_text())["uid"] for each in DASHBOARDS}) == len(DASHBOARDS)
+
+
 def test_dashboards_name_no_source_of_somebodys_own() -> None:
     assert [path.name for path in DASHBOARDS] == ["money.json", "operation.json"]
     for path in DASHBOARDS:
