@@ -164,8 +164,8 @@ async def test_abandon_lets_the_machines_live_and_takes_all_of_ours_from_the_clu
     assert machine["id"] in done.stdout
     assert "nothing is rented" not in done.stdout
     pools = (await owners.get("nodepools"))["items"]
-    assert len(pools) == 1
-    assert "finalizers" not in pools[0]["metadata"]  # else its kind could not be deleted any more
+    assert pools
+    assert not any("finalizers" in each["metadata"] for each in pools)  # else their kind could not be deleted
     assert (await owners.get("nodeclaims"))["items"] == []
     assert [one["id"] for one in await owners.alive()] == [machine["id"]]
     for kind in ("mutatingwebhookconfigurations", "validatingwebhookconfigurations"):
