@@ -10,8 +10,10 @@ import orjson
 
 from app.kube.client import Obj
 
-MOST: Final = 4096  # parts remembered; a burst of Pods has some dozens, and conditions a few a second
+MOST: Final = 1024  # parts remembered; a burst of Pods has some dozens, and conditions a few a second
 _OF_METADATA: Final = ("labels", "ownerReferences", "finalizers")
+# Never equal as a whole: each Pod's token is a volume of a name of its own, mounted by that name.
+_BY_FIELD: Final = ("containers", "initContainers", "volumes")
 
 
 class Shares:
@@ -24,7 +26,8 @@ class Shares:
     def share(self, obj: Obj) -> None:
         """Put parts seen before in place of equal ones in ``obj``, which nobody else may hold yet.
 
-        The parts are the fields of its spec, some of its metadata, and each condition of its status.
+        The parts are the fields of its spec (of its containers and volumes, each one's fields), some of its
+        metadata, and each condition of its status.
         """
         metadata = obj["metadata"]
         for name in _OF_METADATA:
@@ -32,12 +35,19 @@ class Shares:
                 metadata[name] = self._one(metadata[name])
         spec = obj.get("spec")
         if spec:
-            for name, value in spec.items():
-                if value and isinstance(value, (dict, list)):
-                    spec[name] = self._one(value)
+            for name in _BY_FIELD:
+                for each in spec.get(name) or ():
+                    if isinstance(each, dict):
+                        self._fields(each)
+            self._fields(spec, but=_BY_FIELD)
         conditions = (obj.get("status") or {}).get("conditions")
         if conditions:
             conditions[:] = map(self._one, conditions)
+
+    def _fields(self, whole: Obj, *, but: tuple[str, ...] = ()) -> None:
+        for name, value in whole.items():
+            if value and isinstance(value, (dict, list)) and name not in but:
+                whole[name] = self._one(value)
 
     def _one(self, part: Any) -> Any:
         key = orjson.dumps(part)

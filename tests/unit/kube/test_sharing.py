@@ -9,7 +9,19 @@ from app.kube.sharing import Shares
 def pod(name: str, *, image: str = "a:1", ready: str = "True") -> dict[str, Any]:
     return {
         "metadata": {"name": name, "labels": {"app": "a"}, "ownerReferences": [{"uid": "u"}]},
-        "spec": {"nodeName": "n", "containers": [{"name": "main", "image": image}], "tolerations": []},
+        "spec": {
+            "nodeName": "n",
+            "containers": [
+                {
+                    "name": "main",
+                    "image": image,
+                    "resources": {"limits": {"cpu": "1"}},
+                    "volumeMounts": [{"name": f"kube-api-access-{name}"}],
+                }
+            ],
+            "volumes": [{"name": f"kube-api-access-{name}", "projected": {"sources": [{"path": "token"}]}}],
+            "tolerations": [{"key": "gpu", "operator": "Exists"}],
+        },
         "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": ready}]},
     }
 
@@ -24,7 +36,13 @@ def test_siblings_share_what_they_both_say_and_nothing_else():
     assert [one, other] == before
     assert one["metadata"]["labels"] is other["metadata"]["labels"]
     assert one["metadata"]["ownerReferences"] is other["metadata"]["ownerReferences"]
+    assert one["spec"]["tolerations"] is other["spec"]["tolerations"]
     assert one["spec"]["containers"] is not other["spec"]["containers"]
+    (container,), (others,) = one["spec"]["containers"], other["spec"]["containers"]
+    assert container["resources"] is others["resources"]
+    assert container["volumeMounts"] is not others["volumeMounts"]
+    (volume,), (theirs,) = one["spec"]["volumes"], other["spec"]["volumes"]
+    assert volume["projected"] is theirs["projected"]
     assert one["status"]["conditions"][0] is not other["status"]["conditions"][0]
 
 
