@@ -1,10 +1,12 @@
 """Rounds and machines written down: a row of `instance_seen` when a machine changes, stretches of rounds.
 
-A record only: nothing is decided from it while the process lives, so a store that is away loses nothing but
-detail, and the newest state of every machine and place is written when it is back.
+A store that is away loses nothing but detail: the newest state of every machine and place is written when it
+is back. One that was put back has lost what it was told since, and is told again (`Recorder.again`): the
+sweep counts a machine's grace from its row, and without one it would begin anew with every sweep.
 """
 
 import asyncio
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 
 import structlog
@@ -50,6 +52,12 @@ class Recorder:
                 del held[resource_id]
         self._due.set()
 
+    def again(self) -> None:
+        """The store may have lost rows: what it has been told is told once more."""
+        for held in self._written.values():
+            self._changed |= {row.key: row for row in held.values()}
+        self._due.set()
+
     async def run(self) -> None:
         """Write what has changed, at most every half second, until cancelled."""
         while True:
@@ -60,26 +68,18 @@ class Recorder:
             except StoreUnavailable as error:
                 log.info("rounds not written yet", error=str(error)[:256])
                 self._due.set()
-            except DBAPIError as error:  # a record only: what cannot be written is left out, and said
-                log.error("machines seen were refused", error=str(error.orig)[:256])
             await asyncio.sleep(EVERY_S)
 
     async def _flush(self) -> None:
         judged, changed, absent = self._rounds, self._changed, self._absent
         self._rounds, self._changed, self._absent = {}, {}, {}
         try:
-            async with begin(self._engine) as conn:
-                now, here = await database_now(conn), self._inventory.now()
-                await seen.record(conn, changed.values())
-                for place, ids in sorted(absent.items(), key=lambda item: str(item[0])):
-                    await seen.mark_absent(
-                        conn,
-                        provider=place.provider,
-                        account=place.account,
-                        resource_ids=sorted(ids),
-                        since=now,
-                    )
-                await rounds.record(conn, [_round(one, now, here) for one in judged.values()])
+            try:
+                await self._write(judged, changed, absent)
+            except DBAPIError as error:
+                # One that Postgres refuses, a stranger's say, must not keep the others from being written.
+                log.error("machines seen were refused", error=str(error.orig)[:256])
+                await self._write_apart(judged, changed, absent)
         except StoreUnavailable:
             self._rounds = judged | self._rounds
             self._changed = changed | self._changed
@@ -89,6 +89,42 @@ class Recorder:
                 }
                 self._absent.setdefault(place, set()).update(ids - back)
             raise
+
+    async def _write_apart(
+        self,
+        judged: Mapping[Place, Judged],
+        changed: Mapping[seen.Key, seen.Seen],
+        absent: Mapping[Place, set[ResourceId]],
+    ) -> None:
+        """Each in a transaction of its own; what cannot be written is left out, and said."""
+        for key, row in changed.items():
+            try:
+                await self._write({}, {key: row}, {})
+            except DBAPIError as error:
+                log.error("a machine seen was refused", machine=key[2], error=str(error.orig)[:256])
+        try:
+            await self._write(judged, {}, absent)
+        except DBAPIError as error:
+            log.error("rounds were refused", error=str(error.orig)[:256])
+
+    async def _write(
+        self,
+        judged: Mapping[Place, Judged],
+        changed: Mapping[seen.Key, seen.Seen],
+        absent: Mapping[Place, set[ResourceId]],
+    ) -> None:
+        async with begin(self._engine) as conn:
+            now, here = await database_now(conn), self._inventory.now()
+            await seen.record(conn, changed.values())
+            for place, ids in sorted(absent.items(), key=lambda item: str(item[0])):
+                await seen.mark_absent(
+                    conn,
+                    provider=place.provider,
+                    account=place.account,
+                    resource_ids=sorted(ids),
+                    since=now,
+                )
+            await rounds.record(conn, [_round(one, now, here) for one in judged.values()])
 
 
 def _seen(machine: Machine, judged: Judged, installation: str) -> seen.Seen:

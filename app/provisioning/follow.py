@@ -34,10 +34,18 @@ PREPARE_S = 3.0
 
 
 class Follower:
-    """Turns judged rounds into rows and work. ``release`` is `Releaser.release`."""
+    """Turns judged rounds into rows and work. ``release`` is `Releaser.release`; ``reread`` is told when all
+    rows are read anew, as they are in a store that was put back."""
 
-    def __init__(self, core: Core, *, port: ClaimPort, release: Callable[..., Awaitable[Release]]) -> None:
-        self._core, self._port, self._release = core, port, release
+    def __init__(
+        self,
+        core: Core,
+        *,
+        port: ClaimPort,
+        release: Callable[..., Awaitable[Release]],
+        reread: Callable[[], None],
+    ) -> None:
+        self._core, self._port, self._release, self._reread = core, port, release, reread
         self._due: asyncio.Queue[ClaimUid] = asyncio.Queue()
         self._queued: set[ClaimUid] = set()
         core.inventory.on_round(self.take)
@@ -341,6 +349,7 @@ class Follower:
                 if epoch is not None:
                     if loaded != epoch:
                         await self._load()
+                        self._reread()
                         await self._recall_regions()
                         loaded = epoch
                     await self._confirm_accounts()

@@ -65,7 +65,9 @@ class Provisioning:
         self._renter, self._releaser = Renter(self._core), Releaser(self._core)
         self._recorder = Recorder(self.inventory, engine=engine, installation=installation)
         self.keep = Keeper(self._core)
-        self._follower = Follower(self._core, port=port, release=self._releaser.release)
+        self._follower = Follower(
+            self._core, port=port, release=self._releaser.release, reread=self._recorder.again
+        )
 
     def on_change(self, listener: Callable[[ClaimUid], None]) -> None:
         """Call ``listener`` when a view may differ or a waiting call is worth repeating. Must not block."""

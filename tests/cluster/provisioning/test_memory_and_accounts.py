@@ -266,3 +266,16 @@ async def test_a_strangers_machine_with_a_strange_name_stops_nothing(bench: Benc
             "select 1 from instance_seen where resource_id = :id", id=rented.ref.resource_id
         )
         await bench.until_row("select 1 from instance_seen where identity = 'nulhere'")
+
+
+async def test_a_strangers_machine_that_no_row_can_take_costs_no_other_its_row(bench: Bench):
+    """Shown by the same list, and so written in the same batch."""
+    strange, plain = [await bench.cloud.plant(name=name, region="r1") for name in ("strange", "plain")]
+    await bench.cloud.exit(strange["id"], code=1 << 40)
+
+    async with bench.running():
+        await bench.until_row("select 1 from instance_seen where resource_id = :id", id=plain["id"])
+
+        assert (
+            await bench.row("select 1 from instance_seen where resource_id = :id", id=strange["id"]) is None
+        )

@@ -13,7 +13,7 @@ from app.kube.claims import claim_spec
 from app.provisioning.model import Policy, Rented
 from app.store import findings
 from app.store.engine import begin
-from app.store.installation import get_or_create
+from app.store.installation import get_or_create, next_epoch
 from app.sweep.sweeper import AT_ONCE
 from tests.cluster.sweep.conftest import KNOWN, QUICK, World
 from tests.support import composed
@@ -257,6 +257,18 @@ async def test_orphans_08_a_database_from_an_hour_ago_holds_every_sweep(world: W
         await term.some_sweeps()
 
         assert {*machines, orphan["id"]} <= await world.alive()
+
+
+async def test_an_orphan_whose_row_a_restore_has_lost_under_a_leader_ends_after_its_grace(world: World):
+    """Its leader has told the store of it, and tells it again."""
+    async with world.leading(sweep_margin_s=2.0) as term:
+        orphan = await world.orphan()
+        await world.blocked(orphan["id"], "grace")
+        async with begin(world.engine) as conn:
+            await conn.execute(text("delete from instance_seen"))
+            term.parts.leader.epoch = await next_epoch(conn, term.parts.leader.epoch or 0)
+
+        await world.until_gone(orphan["id"])
 
 
 async def test_a_hold_that_a_person_has_lifted_stays_lifted_for_the_next_leader(world: World):
