@@ -358,8 +358,12 @@ class _translated:
 
 
 def _unavailable(error: Exception, *, uncertain: bool) -> StoreUnavailable | None:
-    if _plan_is_stale(error):
+    if _caused_by(error, asyncpg.exceptions.InvalidCachedStatementError):
+        # A table changed under a prepared statement; the driver has dropped it, the next try prepares anew.
         return StoreUnavailable(_text(error))
+    if _caused_by(error, asyncpg.exceptions.InternalClientError):
+        # The driver lost its place in the protocol: the server was killed between two of its messages.
+        return StoreUnavailable(_text(error), uncertain=uncertain)
     state = _sqlstate(error)
     if state is not None:
         if state[:2] not in _UNAVAILABLE_CLASSES and state not in _UNAVAILABLE_STATES:
@@ -380,10 +384,9 @@ def _unavailable(error: Exception, *, uncertain: bool) -> StoreUnavailable | Non
     return None
 
 
-def _plan_is_stale(error: BaseException) -> bool:
-    """A table changed under a prepared statement; the driver has dropped it, the next try prepares anew."""
+def _caused_by(error: BaseException, kind: type[Exception]) -> bool:
     at: BaseException | None = error
-    while at is not None and not isinstance(at, asyncpg.exceptions.InvalidCachedStatementError):
+    while at is not None and not isinstance(at, kind):
         at = at.__cause__
     return at is not None
 

@@ -16,14 +16,13 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import asyncpg
 import psutil
 
 from app.kube.errors import KubeError
 from hack.controller import Controller
 from tests.chaos.disasters import Disasters, Hold, Restore, confirm, held
 from tests.chaos.seeds import Planted, Seed, Seen
-from tests.chaos.world import World
+from tests.chaos.world import DATABASE_AWAY, World
 
 BESIDE = 8
 FAILURES = 10  # after so many, the rest would say nothing new
@@ -75,7 +74,7 @@ class Flock:
 
     async def _confirm(self) -> None:
         """A person looks at what holds the sweeps, and lets them go on if what was done here explains it."""
-        with suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+        with suppress(*DATABASE_AWAY):
             hold = await held(self.world)
             if hold is None:
                 return
@@ -148,7 +147,7 @@ class Flock:
         waiting = self._going()
         while waiting:
             await self.world.tend()
-            with suppress(KubeError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+            with suppress(KubeError, *DATABASE_AWAY):
                 seen = await Seen.now(self.world)
                 for seed in list(waiting):
                     if await holds(seed, seen):

@@ -17,8 +17,6 @@ from decimal import Decimal
 from typing import Any, ClassVar
 from uuid import uuid4
 
-import asyncpg
-
 from app.api import keys
 from app.inventory.identity import Identity, parse
 from app.kube import paths
@@ -29,7 +27,7 @@ from providers.base import ClaimUid
 from tests.chaos.cloud_faults import cloud_fault
 from tests.chaos.disasters import Disasters
 from tests.chaos.workloads import KINDS, image_of, is_over, is_ready
-from tests.chaos.world import EVERY_S, World
+from tests.chaos.world import DATABASE_AWAY, EVERY_S, World
 
 POOLS = {"gpu": "Replace", "gpu-reserve": "Reserve"}
 CLOCKS = timedelta(milliseconds=50)  # the cloud's clock and Postgres's are the same machine's
@@ -210,7 +208,7 @@ class Seed:
         return rng.choice(running) if running else None
 
     async def _runs_if_any(self) -> list[Any]:
-        with suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+        with suppress(*DATABASE_AWAY):
             return await self._runs()
         return []
 
@@ -439,7 +437,7 @@ class Seed:
 
     async def left(self) -> str:
         """Its rows that are not closed, and what is said of its orphans, for whoever looks at a failure."""
-        with suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+        with suppress(*DATABASE_AWAY):
             rows = await self.world.rows(
                 f"select * from rental where state <> 'ended' and pod_namespace = '{self.namespace}'"
             )

@@ -37,6 +37,8 @@ POOL = "gpu"
 TEMPLATE = "chaos_template"
 WITHIN_S = 90.0
 EVERY_S = 0.1
+# What a database that is away, or is killed in the middle of a word, raises at us.
+DATABASE_AWAY = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 ENDS_BY_ITSELF = (1, 70)  # a duty failed, or a leader could not stop in time: a cluster starts it again
 
 # The fast profile, but for the Lease and for what a machine under load could be late with; and the ledger and

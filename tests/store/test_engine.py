@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from decimal import Decimal
 
+import asyncpg
 import psycopg
 import pytest
 from sqlalchemy import exc as sa_exc
@@ -221,6 +222,15 @@ async def test_a_database_that_takes_no_connections_for_a_moment_is_unavailable(
             assert await ask(engine) == 1
 
     assert caught.value.sqlstate == "55000"
+
+
+async def test_a_driver_that_lost_its_place_under_a_killed_server_is_unavailable(database_url: str) -> None:
+    """Seen once in a thousand seeds, as asyncpg's own error: not one that SQLAlchemy knows."""
+    async with engine_on(database_url) as engine:
+        with pytest.raises(StoreUnavailable):
+            async with begin(engine):
+                raise asyncpg.InternalClientError("cannot switch to state 11")
+        assert await ask(engine) == 1
 
 
 async def test_a_full_disk_is_unavailable(database_url: str) -> None:
