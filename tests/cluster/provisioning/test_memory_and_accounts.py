@@ -8,6 +8,7 @@ from sqlalchemy import text
 from app.kube import paths
 from app.kube.claims import ClaimDoor
 from app.provisioning.model import ClaimSpec, LiveClaim, Mark, Releasing, Rented, Waiting, Why
+from app.store.installation import next_epoch
 from providers.base import Unavailable
 from tests.cluster.provisioning.conftest import POLICY, WORKLOAD, Bench
 
@@ -266,6 +267,19 @@ async def test_a_strangers_machine_with_a_strange_name_stops_nothing(bench: Benc
             "select 1 from instance_seen where resource_id = :id", id=rented.ref.resource_id
         )
         await bench.until_row("select 1 from instance_seen where identity = 'nulhere'")
+
+
+async def test_what_a_restore_has_lost_of_a_live_machines_run_is_told_again(bench: Bench):
+    """Else one that bills while it runs would never have begun to."""
+    async with bench.running():
+        await bench.rented(await bench.claim())
+        await bench.until_row("select 1 from run where running_at is not null")
+
+        async with bench.engine.begin() as conn:
+            await conn.execute(text("update run set running_at = null, provider_started_at = null"))
+            bench.leader.epoch = await next_epoch(conn, bench.leader.epoch or 0)
+
+        await bench.until_row("select 1 from run where running_at is not null")
 
 
 async def test_a_strangers_machine_that_no_row_can_take_costs_no_other_its_row(bench: Bench):
