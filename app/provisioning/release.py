@@ -368,27 +368,39 @@ class Releaser:
 
     def _without_row(self, life: Life) -> dict[ResourceId, Known]:
         """Machines to be ended that no row may have: neither the rental's own nor the one that people see."""
-        instance = life.claim.instance
-        recorded = {
-            ref.resource_id for ref in (life.ref, instance) if ref is not None
-        } | life.terminated.keys()
-        known = {one.ref.resource_id: one for one in self._core.machines(life) if one.machine.exists}
-        return {resource_id: one for resource_id, one in known.items() if resource_id not in recorded}
+        recorded = {ref.resource_id for ref in (life.ref, life.claim.instance) if ref is not None}
+        found = self._to_end(life)
+        return {resource_id: one for resource_id, one in found.items() if resource_id not in recorded}
+
+    def _to_end(self, life: Life) -> dict[ResourceId, Known]:
+        """Machines that are there, and whose end no cloud has accepted yet."""
+        return {
+            one.ref.resource_id: one
+            for one in self._core.machines(life)
+            if one.machine.exists and one.ref.resource_id not in life.terminated
+        }
 
     async def _without_store(self, life: Life, port: ClaimPort, why: Why) -> Release:
         """Teardown goes on from the claim's status; the end waits for the rows.
 
-        What has no row is remembered by the claim before it is ended: else, should we die before the database
-        is back, nobody would know that it was ever there. Where neither can take it down it waits, which is
-        not for long: without the cluster we do not lead for long.
+        What is there is remembered by the claim before it is ended: else, should we die before the database
+        is back, or that be an older one, nobody would know that it was ever there. Where neither can take it
+        down it waits, which is not for long: without the cluster we do not lead for long.
         """
         core, claim = self._core, life.claim
-        nameless = self._without_row(life)
-        told = [_unrecorded(one, account_id=core.account_id(claim)) for one in nameless.values()]
+        account = core.accounts.get(claim.key)
+        if (
+            account is not None
+            and claim.instance is not None
+            and core.inventory.known(claim.instance) is None
+        ):
+            await self._hinted(life, account, NO_ROWS)  # known from now on, if it is there
+        leave = self._to_end(life)
+        told = [_unrecorded(one, account_id=core.account_id(claim)) for one in leave.values()]
         if not told or await core.remember(claim, told, port=port):
-            nameless = {}
+            leave = {}
         message = "the store cannot be used: the end waits for it"
-        release = await self._end_known(life, why, message, leave=nameless)
+        release = await self._end_known(life, why, message, leave=leave)
         if isinstance(release, Releasing) and not release.accepted:
             try:
                 live = await port.look(life.claim)

@@ -60,7 +60,7 @@ class Clause(StrEnum):
     STRICT_END = "release: strictly from ending to ended"
     FINALIZER_LAST = "release: the finalizer goes only after ended"
     ROWS_FIRST = "no store: the finalizer waits until the rows are back"
-    REMEMBERED = "no store: what may have no row is written on the claim before it is ended"
+    REMEMBERED = "no store: a machine is written on its claim before it is ended"
 
 
 IMPLIED = {

@@ -159,12 +159,11 @@ class Releasing(Base):
         if live is not None and live.wanted:
             return False
         targets = {known.machine.id for known in self.machines(life.uid)}
-        nameless = targets - life.terminated.keys() - {life.main}
         if live is not None and live.instance is not None:
             targets.add(live.instance)
-            nameless.discard(live.instance)
-        if live is not None and nameless - set(live.unrecorded) and self.on(Clause.REMEMBERED):
-            told = tuple(sorted({*live.unrecorded, *nameless}))
+        untold = targets - life.terminated.keys()
+        if live is not None and untold - set(live.unrecorded) and self.on(Clause.REMEMBERED):
+            told = tuple(sorted({*live.unrecorded, *untold}))
             yield 0
             try:
                 self.world.write_unrecorded(life.uid, told, version=live.version)

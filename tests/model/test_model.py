@@ -56,7 +56,7 @@ WITNESSES: dict[Clause, Witness | Told] = {
     Clause.FENCE_ROWS: Told(stories.a_release_finds_an_intent_without_a_mark),
     Clause.FENCE_LEADER: Witness(36493),
     Clause.FENCE_SEND_BY: Told(stories.a_sender_stands_still_after_its_rows_were_read),
-    Clause.EPOCH_ABOVE_BOTH: Witness(60),
+    Clause.EPOCH_ABOVE_BOTH: Witness(1872),
     Clause.EPOCH_COMPARES: Told(stories.a_former_leader_settles_what_its_successor_sends_again, tokens=True),
     Clause.ONE_SEND: Witness(38),
     Clause.RECORD_AT_ONCE: Witness(20256),
@@ -93,7 +93,7 @@ WITNESSES: dict[Clause, Witness | Told] = {
     Clause.LOOK_AFTER_ENDING: Told(stories.a_release_looks_before_a_sender_marks),
     Clause.STRICT_END: Told(stories.the_store_is_restored_under_a_release),
     Clause.FINALIZER_LAST: Witness(89),
-    Clause.ROWS_FIRST: Witness(499),
+    Clause.ROWS_FIRST: Witness(562),
     Clause.REMEMBERED: Witness(176),
 }
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from app.api import keys
@@ -183,6 +184,30 @@ async def test_a_machine_ended_without_a_store_by_a_leader_that_then_died_has_it
         assert run.provider_created_at == datetime.fromisoformat(machine["created_at"])
         assert run.provider_created_at <= run.terminate_asked_at <= run.gone_at
         assert (await bench.row("select outcome from provision_attempt")).outcome == "found"
+
+
+async def test_a_machine_whose_row_a_restore_lost_and_that_was_ended_without_a_store_has_its_run(
+    bench: Bench, server: DevPostgres
+):
+    """Found by the seeds: its row was there, and is lost, which nobody can know while the store is away."""
+    async with bench.running():
+        claim = await bench.claim()
+        rented = await bench.rented(claim)
+        async with bench.engine.begin() as conn:
+            await conn.execute(text("truncate rental, run cascade"))
+        await asyncio.to_thread(server.stop)
+        async with asyncio.timeout(15):
+            while not (release := await bench.release_once(claim)).accepted:
+                await asyncio.sleep(0.05)
+        assert isinstance(release, Releasing)
+        await bench.cloud.until(lambda truth: all(m["state"] == "gone" for m in truth["machines"]))
+
+    await asyncio.to_thread(server.start)
+    async with bench.running():
+        await bench.release(claim)
+
+        (run,) = await bench.rows("select * from run")
+        assert (run.resource_id, run.gone_at is not None) == (rented.ref.resource_id, True)
 
 
 async def test_a_machine_whose_order_was_answered_without_a_store_has_its_run_though_nobody_saw_it(
