@@ -397,8 +397,8 @@ class Follower:
                 await hold(conn, f"{len(lost)} rentals have lost their rows, that of {name} among them")
                 log.error("the store has lost rows: sweeps are held", rentals=len(lost))
         core.written.clear()
-        for life in core.lives.values():
-            life.noted.clear()  # what was written of a machine may be lost: it is told again
+        for known in core.lives.values():
+            known.noted.clear()  # what was written of a machine may be lost: it is told again
         for place, refs in _by_place(core, shown).items():
             core.inventory.expect(place, refs)
         there = {row.claim_uid for row in rows}

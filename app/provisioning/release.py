@@ -380,6 +380,25 @@ class Releaser:
             if one.machine.exists and one.ref.resource_id not in life.terminated
         }
 
+    async def _to_remember(self, life: Life) -> list[Unrecorded]:
+        """What is known of each machine that is to be ended; one that no list has shown is asked for."""
+        core, claim = self._core, life.claim
+        account = core.accounts.get(claim.key)
+        named = {ref for ref in (life.ref, claim.instance) if ref is not None}
+        for ref in named:
+            if account is None or ref.resource_id in life.terminated or core.inventory.known(ref) is not None:
+                continue
+            try:
+                await core.get(account, ref)  # known from now on, if it is ours
+            except ProviderError as error:
+                log.info("get failed", resource=ref.resource_id, error=str(error))
+        account_id = core.account_id(claim)
+        told = [_unrecorded(one, account_id=account_id) for one in self._to_end(life).values()]
+        fresh = _fresh(life, account_id=account_id)
+        if fresh is not None and core.inventory.known(fresh.ref) is None:
+            told.append(fresh)
+        return told
+
     async def _without_store(self, life: Life, port: ClaimPort, why: Why) -> Release:
         """Teardown goes on from the claim's status; the end waits for the rows.
 
@@ -388,17 +407,10 @@ class Releaser:
         down it waits, which is not for long: without the cluster we do not lead for long.
         """
         core, claim = self._core, life.claim
-        account = core.accounts.get(claim.key)
-        if (
-            account is not None
-            and claim.instance is not None
-            and core.inventory.known(claim.instance) is None
-        ):
-            await self._hinted(life, account, NO_ROWS)  # known from now on, if it is there
-        leave = self._to_end(life)
-        told = [_unrecorded(one, account_id=core.account_id(claim)) for one in leave.values()]
-        if not told or await core.remember(claim, told, port=port):
-            leave = {}
+        leave: set[ResourceId] = set()
+        told = await self._to_remember(life)
+        if told and not await core.remember(claim, told, port=port):
+            leave = {one.ref.resource_id for one in told}
         message = "the store cannot be used: the end waits for it"
         release = await self._end_known(life, why, message, leave=leave)
         if isinstance(release, Releasing) and not release.accepted:
@@ -428,5 +440,21 @@ def _unrecorded(known: Known, *, account_id: str | None) -> Unrecorded:
         created_at=machine.created_at,
         account_id=account_id,
         shown=True,
+        asked_at=datetime.now(UTC),
+    )
+
+
+def _fresh(life: Life, *, account_id: str | None) -> Unrecorded | None:
+    """The rental's own machine as its order was answered, for where nobody has shown it yet."""
+    ref, quote = life.ref, life.quoted
+    if ref is None or quote is None or life.identity is None or ref.resource_id in life.terminated:
+        return None
+    return Unrecorded(
+        ref=ref,
+        identity=life.identity,
+        meters=quote.meters,
+        created_at=quote.created_at,
+        account_id=quote.account_id or account_id,
+        shown=False,
         asked_at=datetime.now(UTC),
     )
