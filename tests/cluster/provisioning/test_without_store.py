@@ -186,6 +186,7 @@ async def test_a_machine_ended_without_a_store_by_a_leader_that_then_died_has_it
         assert (await bench.row("select outcome from provision_attempt")).outcome == "found"
 
 
+@pytest.mark.slow
 async def test_a_machine_whose_row_a_restore_lost_and_that_was_ended_without_a_store_has_its_run(
     bench: Bench, server: DevPostgres
 ):
@@ -210,6 +211,7 @@ async def test_a_machine_whose_row_a_restore_lost_and_that_was_ended_without_a_s
         assert (run.resource_id, run.gone_at is not None) == (rented.ref.resource_id, True)
 
 
+@pytest.mark.slow
 async def test_a_machine_whose_order_was_answered_without_a_store_has_its_run_though_nobody_saw_it(
     bench: Bench, server: DevPostgres
 ):
