@@ -62,12 +62,12 @@ class Meter:
 def usd_per_hour(meters: Sequence[Meter]) -> Decimal | None:
     """Dollars an hour for the whole machine; None when any hourly meter is unpriced or there is no meter.
 
-    A price below zero, or one that is no number, is no price.
+    A price or quantity below zero, or one that is no number, is none.
     """
     total = Decimal(0)
     hourly = [meter for meter in meters if meter.kind is not MeterKind.BYTES]
     for meter in hourly:
-        if meter.usd is None or not meter.usd.is_finite() or meter.usd < 0:
+        if meter.usd is None or not all(one.is_finite() and one >= 0 for one in (meter.usd, meter.quantity)):
             return None
         total += meter.quantity * meter.usd
     return total if hourly else None

@@ -23,7 +23,7 @@ from app.kube.claims import UnreadableClaim, claim_spec
 from app.kube.client import Kube
 from app.kube.errors import KubeError
 from app.kube.installation import check_installation
-from app.provisioning.core import meters_json
+from app.provisioning.memory import meters_json
 from app.provisioning.model import ClaimSpec
 from app.settings import Settings
 from app.store import findings, rentals, rounds

@@ -3,21 +3,19 @@
 A claim is parsed in one place, here, so that no room reads what is rented or destroyed from anywhere else.
 """
 
-from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
 from pydantic import ValidationError
 
-from app.api.keys import DEFAULT_ACCOUNT
+from app.api.keys import DEFAULT_ACCOUNT, UNRECORDED_ANNOTATION
 from app.api.nodeclaim import NodeClaim
 from app.api.reasons import ClaimPhase
 from app.kube import paths
 from app.kube.client import Kube, Obj
 from app.kube.errors import Conflict, KubeError, Replaced
 from app.kube.patches import guards
-from app.kube.unrecorded import annotation, unrecorded
-from app.provisioning.model import ClaimSpec, ClaimUnreadable, LiveClaim, Mark, MarkRefused, Unrecorded
+from app.provisioning.model import ClaimSpec, ClaimUnreadable, LiveClaim, Mark, MarkRefused
 from providers.base import Accelerator, ClaimUid, Ref, ResourceId, Tier
 
 
@@ -131,7 +129,7 @@ class ClaimDoor:
             deleting="deletionTimestamp" in metadata,
             version=metadata["resourceVersion"],
             blank=not obj.get("status"),
-            unrecorded=unrecorded(obj),
+            memory=(metadata.get("annotations") or {}).get(UNRECORDED_ANNOTATION, ""),
         )
 
     async def mark(self, claim: ClaimSpec, mark: Mark, *, live: LiveClaim) -> None:
@@ -159,9 +157,10 @@ class ClaimDoor:
         except KubeError as error:
             raise ClaimUnreadable(f"NodeClaim {claim.name}: {error}") from error
 
-    async def remember(self, claim: ClaimSpec, machines: Sequence[Unrecorded], *, live: LiveClaim) -> None:
+    async def remember(self, claim: ClaimSpec, memory: str, *, live: LiveClaim) -> None:
         """In an annotation, since what a CRD of an earlier version does not know would be dropped unsaid."""
-        body = {"metadata": {"resourceVersion": live.version, "annotations": annotation(machines)}}
+        annotations = {UNRECORDED_ANNOTATION: memory}
+        body = {"metadata": {"resourceVersion": live.version, "annotations": annotations}}
         try:
             await self._kube.patch(paths.nodeclaim(claim.name), body, kind="merge", metadata_only=True)
         except (Replaced, Conflict) as error:

@@ -8,7 +8,6 @@ read from the Pod.
 
 import dataclasses
 import ipaddress
-from collections.abc import Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -18,7 +17,7 @@ from app.api.nodeclaim import NodeClaim
 from app.api.nodepool import NodePool
 from app.kube.client import Kube, Obj
 from app.kube.environment import Note, Resolved, UnreadableLogin, resolve
-from app.provisioning.model import ClaimPort, ClaimSpec, LiveClaim, Mark, Policy, Unrecorded
+from app.provisioning.model import ClaimPort, ClaimSpec, LiveClaim, Mark, Policy
 from app.workload.environment import Unresolved
 from app.workload.owners import template_of
 from app.workload.registries import is_image
@@ -121,8 +120,8 @@ class WatchedPort:
         await self._port.mark(claim, mark, live=live)
         self.marked_at = self._clock()
 
-    async def remember(self, claim: ClaimSpec, machines: Sequence[Unrecorded], *, live: LiveClaim) -> None:
-        await self._port.remember(claim, machines, live=live)
+    async def remember(self, claim: ClaimSpec, memory: str, *, live: LiveClaim) -> None:
+        await self._port.remember(claim, memory, live=live)
 
     async def find(self, uid: ClaimUid) -> bool:
         return await self._port.find(uid)

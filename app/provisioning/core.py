@@ -21,6 +21,7 @@ from app.inventory.budget import Urgency
 from app.inventory.identity import parse
 from app.inventory.rounds import AccountKey, Inventory, Known, Place
 from app.provisioning.lives import Life
+from app.provisioning.memory import decoded, encoded, merged, meters_json
 from app.provisioning.metrics import TERMINATE_FAILURES
 from app.provisioning.model import (
     ClaimPort,
@@ -56,6 +57,7 @@ from providers.base import (
 
 log = structlog.get_logger()
 SEQUENCES = 32
+_DATA, _CHECK = "22", "23514"  # SQLSTATE: a value that its column cannot hold, or must not
 
 
 @dataclass(slots=True)
@@ -237,28 +239,36 @@ class Core:
             live = await port.look(claim)
             if live is None:
                 return True
-            held = {one.ref.resource_id: one for one in live.unrecorded}
-            told = held | {
-                one.ref.resource_id: one
-                for one in machines
-                # what was shown says more than what was answered, and the first request for an end counts
-                if one.ref.resource_id not in held or (one.shown and not held[one.ref.resource_id].shown)
-            }
-            if told != held:
+            held = self.remembered(claim, live)
+            told = merged(held, machines)
+            if told != list(held):
                 if (life := self.lives.get(claim.uid)) is not None:
                     life.looked = None  # also where the answer is lost
-                await port.remember(claim, list(told.values()), live=live)
+                memory = encoded(told, claim, secret=self.accounts.machine_secret)
+                await port.remember(claim, memory, live=live)
         except (ClaimUnreadable, MarkRefused) as error:
             log.info("what has no row is not remembered yet", claim=claim.name, error=str(error))
             return False
         return True
 
-    async def record_remembered(self, claim: ClaimSpec, machine: Unrecorded, *, epoch: int) -> None:
-        """Write down a machine that only the claim remembers, after it is proven gone."""
+    def remembered(self, claim: ClaimSpec, live: LiveClaim | None) -> tuple[Unrecorded, ...]:
+        """The machines that the claim remembers for the store."""
+        secret = self.accounts.machine_secret
+        return decoded(live.memory, claim, secret=secret) if live is not None else ()
+
+    async def record_remembered(
+        self, claim: ClaimSpec, machine: Unrecorded, rows: Rows, *, epoch: int
+    ) -> None:
+        """Write down what the claim remembers of a machine that is proven gone.
+
+        Raises:
+            DBAPIError: the rows stood in the way now; again, later.
+        """
         identity = parse(machine.identity)
-        assert identity is not None, "looked at by the caller"
+        sequence = identity.sequence if identity is not None else None
         facts = RunFacts(
-            attempt=identity.attempt,
+            # by the sequence: an attempt whose row was lost is written down again with another number
+            attempt=next((row.number for row in rows.attempts if row.sequence == sequence), None),
             resource_id=machine.ref.resource_id,
             region=machine.ref.region,
             account_id=machine.account_id,
@@ -268,11 +278,16 @@ class Core:
             seen=machine.shown,
             provider_created_at=machine.created_at,
             terminate_asked_at=machine.asked_at,
+            gone=True,
         )
         try:
             async with single(self.engine) as conn:
                 await rentals.record(conn, claim.columns(), facts, outcome="found", epoch=epoch)
-        except DBAPIError as error:  # somebody has edited it: that must not keep the claim for ever
+        except DBAPIError as error:
+            state = getattr(error.orig, "sqlstate", None) or _DATA
+            if not state.startswith(_DATA) and state != _CHECK:
+                raise
+            # What a cloud said is none that a row takes: that must not keep the claim for ever.
             log.error("what a claim remembers was refused", resource=facts.resource_id, error=str(error.orig))
         else:
             log.info("a machine of a time without a database has its run", resource=facts.resource_id)
@@ -471,12 +486,16 @@ def run_facts(ref: Ref, machine: Machine | None, *, gone: bool) -> dict[str, obj
     }
 
 
-def terminate_fact(ref: Ref) -> dict[str, object]:
-    """The cloud has taken a terminate, the first time counts; as `app.store.rentals.observe` takes it."""
-    return _NOTHING | {**_key(ref), "asked": True}
+def terminate_fact(ref: Ref, *, at: float) -> dict[str, object]:
+    """The cloud has taken a terminate at that moment of `Core.clock`; the first one counts.
+
+    It may have to wait for the store: then how long ago it was is told beside it, and no clock is compared.
+    """
+    return _NOTHING | {**_key(ref), "asked_at": at}
 
 
-_NOTHING: dict[str, object] = dict.fromkeys(("seen", "asked", "running", "again", "exited", "gone"), False)
+_NOTHING: dict[str, object] = dict.fromkeys(("seen", "running", "again", "exited", "gone"), False)
+_NOTHING["asked_at"] = None
 _NOTHING |= dict.fromkeys(
     ("provider_created_at", "provider_started_at", "provider_ended_at", "end_reason", "exit_code")
 )
@@ -485,19 +504,6 @@ _NOTHING["meters"] = []
 
 def _key(ref: Ref) -> dict[str, object]:
     return {"provider": ref.provider, "account": ref.account, "resource_id": ref.resource_id}
-
-
-def meters_json(meters: tuple[Meter, ...]) -> list[dict[str, str | None]]:
-    """Meters as stored: exact decimals as strings."""
-    return [
-        {
-            "kind": meter.kind.value,
-            "quantity": str(meter.quantity),
-            "usd": None if meter.usd is None else str(meter.usd),
-            "label": meter.label,
-        }
-        for meter in meters
-    ]
 
 
 def request_hash(

@@ -262,7 +262,7 @@ class Follower:
         if extra.machine.exists and (asked is None or core.clock() - asked > core.settings.backoff_max_s):
             if await core.terminate(life, account, extra.ref) is not None:
                 life.terminated[resource_id] = core.clock()
-                core.facts.put_nowait(terminate_fact(extra.ref))
+                core.facts.put_nowait(terminate_fact(extra.ref, at=core.clock()))
             return
         if asked is not None and await self._proven_gone(account, extra.ref, after=asked, later=asked):
             self._gone(life, extra.ref)
@@ -312,7 +312,7 @@ class Follower:
 
     async def _write_facts(self) -> None:
         core = self._core
-        waiting: dict[tuple[str, str, str], dict[str, object]] = {}
+        waiting: dict[tuple[str, str, str], dict[str, Any]] = {}
         while True:
             if not waiting:
                 _merge(waiting, await core.facts.get())
@@ -326,11 +326,12 @@ class Follower:
             else:
                 waiting.clear()
 
-    async def _observe(self, rows: list[dict[str, object]]) -> None:
+    async def _observe(self, rows: list[dict[str, Any]]) -> None:
         """Write them together; one that Postgres refuses must not keep the others from being written."""
         try:
             async with single(self._core.engine) as conn:
-                await rentals.observe(conn, rows)
+                now = self._core.clock()  # after the wait for a connection
+                await rentals.observe(conn, [_aged(row, now) for row in rows])
         except DBAPIError as error:
             if len(rows) == 1:
                 log.error(
@@ -527,24 +528,31 @@ def _by_place(core: Core, rows: list[seen.Seen]) -> dict[Place, list[Ref]]:
     return places
 
 
-def _merge(waiting: dict[tuple[str, str, str], dict[str, object]], row: dict[str, object]) -> None:
+def _merge(waiting: dict[tuple[str, str, str], dict[str, Any]], row: dict[str, Any]) -> None:
     """One row a machine in a batch: a later fact joins an earlier one, and takes nothing but an end."""
     key = (str(row["provider"]), str(row["account"]), str(row["resource_id"]))
     old = waiting.get(key)
-    if old is not None and not row["seen"]:
-        row = old | {"asked": True}
-    elif old is not None and not old["seen"]:
-        row = row | {"asked": True}
-    elif old is not None and row["again"]:
-        row = row | {
-            name: row[name] or old[name] for name in ("provider_created_at", "gone", "asked", "meters")
-        }
-    elif old is not None:
-        row = {
-            name: row[name] or old[name] if name != "exit_code" else _first(row[name], old[name])
-            for name in row
-        } | {"again": False}
+    if old is not None:
+        asked_at = min((at for at in (old["asked_at"], row["asked_at"]) if at is not None), default=None)
+        if not row["seen"]:
+            row = old
+        elif not old["seen"]:
+            pass
+        elif row["again"]:
+            row = row | {name: row[name] or old[name] for name in ("provider_created_at", "gone", "meters")}
+        else:
+            row = {
+                name: row[name] or old[name] if name != "exit_code" else _first(row[name], old[name])
+                for name in row
+            } | {"again": False}
+        row = row | {"asked_at": asked_at}
     waiting[key] = row
+
+
+def _aged(row: Mapping[str, Any], now: float) -> dict[str, Any]:
+    """The row as it is told to the store at ``now`` of the clock that the moment in it is of."""
+    asked_at = row["asked_at"]
+    return {**row, "asked_ago_s": None if asked_at is None else max(0.0, now - asked_at)}
 
 
 def _first(new: object, old: object) -> object:

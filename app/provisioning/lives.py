@@ -54,6 +54,7 @@ class Life:
     waiting: bool = False
     ending_epoch: int | None = None
     looked: "Looked | None" = None
+    untold_since: float | None = None  # since when neither row nor claim has taken a machine down
     doubt: str = ""
     parted: "Parted | None" = None
     terminated: dict[ResourceId, float] = field(default_factory=dict)

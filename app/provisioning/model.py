@@ -3,7 +3,7 @@
 An outcome says what the caller may do next; none of them is an exception, since every one is expected.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
@@ -77,8 +77,8 @@ class Unrecorded:
     """A machine that the store could not take down while it was away, as the claim itself remembers it.
 
     For the books alone: nothing is ended by its word. ``shown``: a list or get has shown it; else only its
-    order was answered. ``asked_at``: when its end was asked for, by the clock of whoever asked, which nobody
-    compared with the database's; None: it was not.
+    order was answered. ``asked_at``: when its end was about to be asked for, the last time before the cloud
+    took that, by the clock of whoever asked, which nobody compared with the database's; None: it was not.
     """
 
     ref: Ref
@@ -94,14 +94,15 @@ class Unrecorded:
 class LiveClaim:
     """A claim as a live read showed it. ``version`` makes the next mark a compare-and-set.
 
-    ``blank``: it has no status at all yet. ``unrecorded``: machines that it remembers for the store.
+    ``blank``: it has no status at all yet. ``memory``: of machines that the store could not take down, as
+    `app.provisioning.memory` wrote it or somebody has edited it; "": none.
     """
 
     mark: Mark | None
     deleting: bool
     version: str
     blank: bool = False
-    unrecorded: tuple[Unrecorded, ...] = ()
+    memory: str = ""
 
 
 class ClaimUnreadable(Exception):
@@ -132,8 +133,8 @@ class ClaimPort(Protocol):
         """
         ...
 
-    async def remember(self, claim: ClaimSpec, machines: Sequence[Unrecorded], *, live: LiveClaim) -> None:
-        """Have the claim remember exactly these machines, if it is still as ``live`` showed it.
+    async def remember(self, claim: ClaimSpec, memory: str, *, live: LiveClaim) -> None:
+        """Give the claim this memory in place of its own, if it is still as ``live`` showed it.
 
         Raises:
             MarkRefused: it is not, or the claim is gone.

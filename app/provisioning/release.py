@@ -34,6 +34,7 @@ from providers.base import ProviderError, Ref, ResourceId, Terminated
 
 log = structlog.get_logger()
 POD_DELETED = "pod deleted"
+UNTOLD_S = 60.0  # how long a machine is left running that nothing can take down
 NOBODY_READS = (POD_DELETED, "pod gone")  # reasons why a machine is released whose output nobody will ask for
 
 
@@ -86,7 +87,8 @@ class Releaser:
         try:
             live = await self._look(life, port)
         except ClaimUnreadable as error:
-            return await self._end_known(life, Why.NO_CLUSTER, str(error), leave=self._without_row(life))
+            await self._adopted(life, await core.load(claim), epoch)
+            return await self._end_known(life, Why.NO_CLUSTER, str(error))
         rows = await core.load(claim)
         if rows.unsettled():  # whoever has sent it may yet have the claim remember its machine
             life.looked = None
@@ -105,14 +107,10 @@ class Releaser:
         if wrong is not None:
             return self._again(life, False, Why.WRONG_ACCOUNT, wrong)
         recalled = await core.recall(life, account)
-        known = core.machines(life)
-        for machine in known:
-            if all(run.resource_id != machine.ref.resource_id for run in rows.runs):
-                await core.adopt(life, machine, epoch=epoch)
-                rows = await core.load(claim)
+        rows = await self._adopted(life, rows, epoch)
         if not recalled:
             return await self._end_known(life, Why.TERMINATING, "what was shown before cannot be looked at")
-        targets = self._targets(life, rows, known) | await self._hinted(life, account, rows)
+        targets = self._targets(life, rows, core.machines(life)) | await self._hinted(life, account, rows)
         if reason not in NOBODY_READS:
             await save_tail(core, life, account)
         accepted = await self._terminate(life, account, rows, targets)
@@ -134,9 +132,19 @@ class Releaser:
             why = "a get by id still shows it, or gave no answer"
             return self._again(life, True, Why.TERMINATING, why, unknown_s=unknown_s)
         if not await self._write_remembered(life, account, rows, live, epoch):
-            why = "a machine of a time without a database cannot be looked at"
+            why = "a machine of a time without a database is there, or gave no answer"
             return self._again(life, True, Why.TERMINATING, why, unknown_s=unknown_s)
         return await self._ended(life, list(targets.values()), epoch)
+
+    async def _adopted(self, life: Life, rows: Rows, epoch: int) -> Rows:
+        """The rows once every machine that was shown for the claim has its own."""
+        for machine in self._core.machines(life):
+            if all(run.resource_id != machine.ref.resource_id for run in rows.runs):
+                await self._core.adopt(life, machine, epoch=epoch)
+                if (at := life.terminated.get(machine.ref.resource_id)) is not None:
+                    self._core.facts.put_nowait(terminate_fact(machine.ref, at=at))
+                rows = await self._core.load(life.claim)
+        return rows
 
     @staticmethod
     async def _look(life: Life, port: ClaimPort) -> LiveClaim | None:
@@ -226,7 +234,7 @@ class Releaser:
             fresh = answer is Terminated.NOT_FOUND and self._may_appear(runs.get(resource_id), rows, account)
             if not fresh:  # a fresh id may not be visible yet: then it is asked again, each time
                 life.terminated[resource_id] = now
-            self._core.facts.put_nowait(terminate_fact(ref))
+            self._core.facts.put_nowait(terminate_fact(ref, at=now))
         return accepted
 
     def _without_effect(self, life: Life, ref: Ref) -> bool:
@@ -298,21 +306,26 @@ class Releaser:
     ) -> bool:
         """Write down what only the claim remembers, nothing of it being there any more. False: not yet.
 
-        Whoever may edit the claim could name any machine there: of one that is there, its own identity says
-        whose it is; of one that is gone, there is nothing left to end.
+        Of a machine that has its row by now, when its end was asked for; it was looked at like all that have.
         """
         core, claim = self._core, life.claim
-        for machine in live.unrecorded if live is not None else ():
-            recorded = any(run.resource_id == machine.ref.resource_id for run in rows.runs)
-            if recorded or not self._is_ours(claim, machine.identity):
+        for machine in core.remembered(claim, live):
+            if any(run.resource_id == machine.ref.resource_id for run in rows.runs):
+                if machine.asked_at is not None:
+                    await core.record_remembered(claim, machine, rows, epoch=epoch)
                 continue
             try:
                 there = await core.get(account, machine.ref)
             except ProviderError as error:
-                log.info("get failed", resource=machine.ref.resource_id, error=str(error))
+                log.warning(
+                    "a machine that the claim remembers cannot be looked at",
+                    claim=claim.name,
+                    resource=machine.ref.resource_id,
+                    error=str(error),
+                )
                 return False
             if there is None:
-                await core.record_remembered(claim, machine, epoch=epoch)
+                await core.record_remembered(claim, machine, rows, epoch=epoch)
             elif self._is_ours(claim, there.identity):
                 return False  # known from now on
         return True
@@ -346,7 +359,7 @@ class Releaser:
     async def _end_known(
         self, life: Life, why: Why, message: str, *, leave: Collection[ResourceId] = ()
     ) -> Release:
-        """Terminate what is known, but for ``leave``, and conclude nothing."""
+        """Terminate what is known, but for ``leave``, and conclude nothing. Rows hear of it when they can."""
         core, claim = self._core, life.claim
         account = core.accounts.get(claim.key)
         if account is None:
@@ -364,13 +377,8 @@ class Releaser:
                 accepted = False
             else:
                 life.terminated[resource_id] = core.clock()
+                core.facts.put_nowait(terminate_fact(ref, at=core.clock()))
         return self._again(life, accepted, why, message)
-
-    def _without_row(self, life: Life) -> dict[ResourceId, Known]:
-        """Machines to be ended that no row may have: neither the rental's own nor the one that people see."""
-        recorded = {ref.resource_id for ref in (life.ref, life.claim.instance) if ref is not None}
-        found = self._to_end(life)
-        return {resource_id: one for resource_id, one in found.items() if resource_id not in recorded}
 
     def _to_end(self, life: Life) -> dict[ResourceId, Known]:
         """Machines that are there, and whose end no cloud has accepted yet."""
@@ -399,18 +407,30 @@ class Releaser:
             told.append(fresh)
         return told
 
+    def _untold(self, life: Life, told: Collection[Unrecorded]) -> set[ResourceId]:
+        """Those of these machines that wait for somebody to take them down; none once that has lasted."""
+        now, there = self._core.clock(), {one.ref.resource_id for one in told}
+        if life.untold_since is None:
+            life.untold_since = now
+        if now - life.untold_since < UNTOLD_S:
+            return there
+        log.error("ended, and neither database nor claim has taken it down", machines=sorted(there))
+        return set()
+
     async def _without_store(self, life: Life, port: ClaimPort, why: Why) -> Release:
         """Teardown goes on from the claim's status; the end waits for the rows.
 
         What is there is remembered by the claim before it is ended: else, should we die before the database
         is back, or that be an older one, nobody would know that it was ever there. Where neither can take it
-        down it waits, which is not for long: without the cluster we do not lead for long.
+        down it waits, but not for long: a machine that runs on, paid for, is worse than a missing row.
         """
         core, claim = self._core, life.claim
         leave: set[ResourceId] = set()
         told = await self._to_remember(life)
-        if told and not await core.remember(claim, told, port=port):
-            leave = {one.ref.resource_id for one in told}
+        if not told or await core.remember(claim, told, port=port):
+            life.untold_since = None
+        else:
+            leave = self._untold(life, told)
         message = "the store cannot be used: the end waits for it"
         release = await self._end_known(life, why, message, leave=leave)
         if isinstance(release, Releasing) and not release.accepted:

@@ -22,8 +22,9 @@ from app.inventory.fitness import refuses
 from app.inventory.identity import Identity, parse
 from app.inventory.rounds import Known
 from app.machines.keys import access
-from app.provisioning.core import Core, meters_json, request_hash
+from app.provisioning.core import Core, request_hash
 from app.provisioning.lives import Life
+from app.provisioning.memory import meters_json
 from app.provisioning.model import (
     ClaimPort,
     ClaimSpec,

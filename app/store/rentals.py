@@ -356,7 +356,7 @@ async def settle(
 class RunFacts:
     """A machine that exists for a claim, as first learned. Prices in dollars an hour, clocks named."""
 
-    attempt: int
+    attempt: int | None  # None: no row of an attempt is known to have made it
     resource_id: ResourceId
     region: str
     account_id: str | None
@@ -367,11 +367,24 @@ class RunFacts:
     provider_created_at: datetime | None
     clock_offset_s: float | None = None
     terminate_asked_at: datetime | None = None  # by another clock, and so kept within what can be true
+    gone: bool = False  # proven, and written down afterwards: of its life only the ends are known
 
 
 # A second machine of one attempt (a replay outside its promise) gets no attempt number: the pair is unique.
+# A machine that is gone was there when it was ordered, or at the latest when its end was asked for; one that
+# nobody saw, and whose attempt was proven to have made none, was gone by then.
 _RECORD = text("""
-    with won as (
+    with moment as (
+        select t.now, a.created_at as requested_at, t.asked_at,
+            case when :gone then coalesce(a.created_at, t.asked_at, t.now) else t.now end as accepted_at,
+            case when :gone then coalesce(t.asked_at, a.created_at, t.now) else t.now end as seen_at,
+            case when :gone and not :seen and a.outcome = 'absent' then a.settled_at
+                when :gone then t.now end as gone_at
+        from (select n.now, case when cast(:terminate_asked_at as timestamptz) is not null then least(n.now,
+                greatest(cast(:terminate_asked_at as timestamptz), cast(:provider_created_at as timestamptz)))
+                end as asked_at from (select clock_timestamp() as now) n) t
+            left join provision_attempt a on a.claim_uid = :claim_uid and a.number = cast(:attempt as int)
+    ), won as (
         update rental set state = 'live', resource_id = :resource_id, resource_region = :run_region,
             live_at = clock_timestamp(), epoch = :epoch
         where claim_uid = :claim_uid and state = 'open' and (select epoch from installation) = :epoch
@@ -384,7 +397,7 @@ _RECORD = text("""
         insert into run (claim_uid, attempt, provider, account, account_id, resource_id, region, tier,
             accelerator, pool, pod_namespace, pod_name, pod_uid, meters, usd_per_hour, ceiling_usd_per_hour,
             clock_offset_s, requested_at, accepted_at, first_seen_at, provider_created_at, terminate_asked_at,
-            extra, source)
+            gone_at, extra, source)
         select :claim_uid,
             case when exists (select from run where claim_uid = :claim_uid and attempt = :attempt
                 and resource_id <> :resource_id) then null else cast(:attempt as int) end,
@@ -393,21 +406,19 @@ _RECORD = text("""
             (select ceiling_usd_per_hour from provision_attempt
                 where claim_uid = :claim_uid and number = :attempt),
             :clock_offset_s,
-            (select created_at from provision_attempt where claim_uid = :claim_uid and number = :attempt),
-            case when :accepted then clock_timestamp() end, case when :seen then clock_timestamp() end,
-            cast(:provider_created_at as timestamptz),
-            case when cast(:terminate_asked_at as timestamptz) is not null then least(clock_timestamp(),
-                greatest(cast(:terminate_asked_at as timestamptz), cast(:provider_created_at as timestamptz)))
-                end,
+            requested_at, case when :accepted then accepted_at end, case when :seen then seen_at end,
+            cast(:provider_created_at as timestamptz), asked_at, gone_at,
             not exists (select from won) and exists (select from rental where claim_uid = :claim_uid
                 and resource_id is not null and resource_id <> :resource_id),
             case when exists (select from provision_attempt where claim_uid = :claim_uid
                 and number = :attempt and identity is not null) then 'ordered' else 'recovered' end
+        from moment
         on conflict (provider, account, resource_id) do update set
             accepted_at = coalesce(run.accepted_at, excluded.accepted_at),
             first_seen_at = coalesce(run.first_seen_at, excluded.first_seen_at),
             provider_created_at = coalesce(run.provider_created_at, excluded.provider_created_at),
-            terminate_asked_at = coalesce(run.terminate_asked_at, excluded.terminate_asked_at),
+            terminate_asked_at = least(run.terminate_asked_at, excluded.terminate_asked_at),
+            gone_at = coalesce(run.gone_at, excluded.gone_at),
             clock_offset_s = coalesce(run.clock_offset_s, excluded.clock_offset_s),
             meters = case when run.meters = '[]'::jsonb then excluded.meters else run.meters end,
             usd_per_hour = coalesce(run.usd_per_hour, excluded.usd_per_hour)
@@ -443,6 +454,7 @@ async def record(
         "seen": facts.seen,
         "provider_created_at": facts.provider_created_at,
         "terminate_asked_at": facts.terminate_asked_at,
+        "gone": facts.gone,
     }
     row = (await conn.execute(_RECORD, values)).one()
     return row.state, row.resource_id
@@ -621,7 +633,7 @@ _FACTS: Mapping[str, str] = {
     "account": "text",
     "resource_id": "text",
     "seen": "bool",
-    "asked": "bool",
+    "asked_ago_s": "float8",
     "running": "bool",
     "again": "bool",
     "exited": "bool",
@@ -639,7 +651,8 @@ _OBSERVE = text(f"""
         first_seen_at = coalesce(first_seen_at, case when f.seen then clock_timestamp() end),
         -- what is asked of a machine that is known to be gone ends nothing: it had ended by itself
         terminate_asked_at = coalesce(terminate_asked_at,
-            case when f.asked and gone_at is null then clock_timestamp() end),
+            case when gone_at is null or clock_timestamp() - make_interval(secs => f.asked_ago_s) < gone_at
+                then clock_timestamp() - make_interval(secs => f.asked_ago_s) end),
         running_at = coalesce(running_at, case when f.running then clock_timestamp() end),
         stops = case when f.again and coalesce(run.provider_ended_at, run.exited_at) is not null
             then run.stops || jsonb_build_array(jsonb_build_object(
@@ -670,13 +683,13 @@ async def observe(conn: AsyncConnection, rows: Sequence[Mapping[str, Any]]) -> N
     """First moments and ends of runs, each column written once; of one machine at most one row.
 
     But ``again``: the machine runs, and so an end of its workload that was told before has been undone by a
-    restart; the end is kept among ``stops``. ``asked``: the cloud has taken a terminate, which by itself
-    shows nothing of the machine. ``meters`` other than the last ones are added with the time.
+    restart; the end is kept among ``stops``. ``asked_ago_s``: the cloud has taken a terminate so long ago,
+    which by itself shows nothing of the machine. ``meters`` other than the last ones are added with the time.
     """
     if rows:
         ordered = sorted(rows, key=lambda row: (row["provider"], row["account"], row["resource_id"]))
         ordered = [{**row, "meters": _json(row["meters"])} for row in ordered]
-        await conn.execute(_OBSERVE, {name: [row[name] for row in ordered] for name in _FACTS})
+        await conn.execute(_OBSERVE, {name: [row.get(name) for row in ordered] for name in _FACTS})
 
 
 def _json(meters: Sequence[Mapping[str, str | None]]) -> str:

@@ -1,5 +1,6 @@
 """What one send has come to closes no attempt that has another; runs that no rental follows are found."""
 
+from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
 
@@ -171,3 +172,56 @@ async def test_an_intent_of_an_epoch_that_is_over_makes_no_rental(engine: AsyncE
 
         assert sent is None
         assert await rentals.without_row(conn, [UID]) == [UID]
+
+
+async def test_an_order_proven_to_have_come_to_nothing_costs_no_more_than_until_then(engine: AsyncEngine):
+    """Its machine is written down afterwards, perhaps days later, when the claim ends."""
+    async with begin(engine) as conn:
+        epoch = await an_attempt(conn)
+        await rentals.settle(conn, UID, number=1, outcome="absent", epoch=epoch)
+    facts = RunFacts(
+        attempt=1,
+        resource_id=ResourceId("m-1"),
+        region="r1",
+        account_id=None,
+        meters=[],
+        usd_per_hour=Decimal(4),
+        accepted=True,
+        seen=False,
+        provider_created_at=None,
+        gone=True,
+    )
+    async with begin(engine) as conn:
+        await rentals.record(conn, CLAIM, facts, outcome="found", epoch=epoch)
+
+    async with begin(engine) as conn:
+        run = (await conn.execute(text("select * from run"))).one()
+        attempt = (await conn.execute(text("select * from provision_attempt"))).one()
+    assert run.accepted_at == run.requested_at == attempt.created_at
+    assert (run.gone_at, run.first_seen_at) == (attempt.settled_at, None)
+    assert attempt.outcome == "absent"
+
+
+async def test_a_request_for_an_end_that_was_remembered_reaches_a_run_that_is_there(engine: AsyncEngine):
+    facts = RunFacts(
+        attempt=1,
+        resource_id=ResourceId("m-1"),
+        region="r1",
+        account_id=None,
+        meters=[],
+        usd_per_hour=Decimal(4),
+        accepted=False,
+        seen=True,
+        provider_created_at=None,
+    )
+    async with begin(engine) as conn:
+        epoch = await an_attempt(conn)
+        await rentals.record(conn, CLAIM, facts, outcome="found", epoch=epoch)
+        shown = (await conn.execute(text("select * from run"))).one()
+        asked_at = shown.first_seen_at + timedelta(microseconds=1)
+        remembered = replace(facts, gone=True, terminate_asked_at=asked_at)
+        await rentals.record(conn, CLAIM, remembered, outcome="found", epoch=epoch)
+
+        run = (await conn.execute(text("select * from run"))).one()
+        assert (run.first_seen_at, run.terminate_asked_at) == (shown.first_seen_at, asked_at)
+        assert run.gone_at > asked_at

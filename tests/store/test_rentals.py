@@ -11,7 +11,7 @@ from app.store import rentals
 from app.store.engine import StoreUnavailable, begin, connect, create_engine, single
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
-NOTHING: dict[str, Any] = dict.fromkeys(("seen", "asked", "running", "again", "exited", "gone"), False)
+NOTHING: dict[str, Any] = dict.fromkeys(("seen", "running", "again", "exited", "gone"), False)
 NOTHING |= dict.fromkeys(
     ("provider_created_at", "provider_started_at", "provider_ended_at", "end_reason", "exit_code")
 )
@@ -47,7 +47,7 @@ async def test_facts_of_many_machines_are_one_statement_and_each_is_written_once
         await rentals.observe(
             conn,
             [
-                a_fact("m-2", asked=True),
+                a_fact("m-2", asked_ago_s=0.0),
                 a_fact("m-1", seen=True, running=True, again=True, provider_started_at=T0),
                 a_fact("unknown", seen=True, gone=True),
             ],
@@ -58,7 +58,7 @@ async def test_facts_of_many_machines_are_one_statement_and_each_is_written_once
             conn,
             [
                 a_fact("m-1", seen=True, exited=True, end_reason="failed", exit_code=3, provider_ended_at=T0),
-                a_fact("m-2", seen=True, asked=True, gone=True),
+                a_fact("m-2", seen=True, asked_ago_s=0.0, gone=True),
             ],
         )
     after = await runs(two_runs)
@@ -75,13 +75,21 @@ async def test_facts_of_many_machines_are_one_statement_and_each_is_written_once
 
 async def test_what_is_asked_of_a_machine_that_is_gone_is_no_end_that_we_asked_for(two_runs: AsyncEngine):
     """Else one that vanished while nobody looked would be billed until it was missed."""
-    for fact in (a_fact("m-1", gone=True), a_fact("m-1", asked=True)):
+    for fact in (a_fact("m-1", gone=True), a_fact("m-1", asked_ago_s=0.0)):
         async with single(two_runs) as conn:
             await rentals.observe(conn, [fact])
 
     run = (await runs(two_runs))["m-1"]
     assert run.gone_at is not None
     assert run.terminate_asked_at is None
+
+
+async def test_a_terminate_that_could_not_be_written_for_an_hour_was_an_hour_ago(two_runs: AsyncEngine):
+    async with single(two_runs) as conn:
+        await rentals.observe(conn, [a_fact("m-1", asked_ago_s=3600.0, gone=True)])
+
+    run = (await runs(two_runs))["m-1"]
+    assert (run.gone_at - run.terminate_asked_at).total_seconds() == pytest.approx(3600, abs=1)
 
 
 async def test_numbers_are_drawn_by_the_dozen_and_nobody_else_gets_them(engine: AsyncEngine):

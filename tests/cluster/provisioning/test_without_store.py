@@ -2,7 +2,8 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from datetime import datetime
+from dataclasses import replace
+from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -11,17 +12,26 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from app.api import keys
 from app.inventory.identity import new_installation
 from app.kube import paths
 from app.kube.claims import ClaimDoor
 from app.kube.client import Kube
-from app.provisioning.model import ClaimSpec, LiveClaim, Releasing, Unrecorded, Waiting, Why
+from app.provisioning import release
+from app.provisioning.memory import encoded
+from app.provisioning.model import (
+    ClaimSpec,
+    ClaimUnreadable,
+    LiveClaim,
+    Releasing,
+    Unrecorded,
+    Waiting,
+    Why,
+)
 from app.store.devserver import DevPostgres
 from app.store.engine import create_engine
 from app.store.installation import next_epoch
 from app.store.migrate import migrate
-from providers.base import Ref, ResourceId
+from providers.base import ClaimUid, Meter, MeterKind, Ref, ResourceId
 from tests.cluster.provisioning.conftest import POLICY, WORKLOAD, Bench
 from tests.support.clouds import FakeCloud
 
@@ -113,9 +123,11 @@ async def test_without_a_store_teardown_goes_on_but_the_claim_stays(bench: Bench
         await bench.cloud.until(lambda truth: all(m["state"] == "gone" for m in truth["machines"]))
 
         await asyncio.to_thread(server.start)
+        back = datetime.now(UTC)
         await bench.release(claim)
-        run = await bench.row("select * from run")
+        run = await bench.until_row("select * from run where terminate_asked_at is not null")
         assert (run.resource_id, run.gone_at is not None) == (rented.ref.resource_id, True)
+        assert run.terminate_asked_at < back  # when it was asked for, not when that could be written down
 
 
 @pytest.mark.behaviour(163, 400)
@@ -249,48 +261,86 @@ async def test_a_machine_ended_without_a_store_in_the_middle_of_a_release_has_it
                 await bench.release_once(claim)
                 await asyncio.sleep(0.05)
         await asyncio.to_thread(server.start)
+        back = datetime.now(UTC)
 
         await bench.release(claim)
 
-        runs = await bench.rows("select resource_id from run")
-        assert extra["id"] in [run.resource_id for run in runs]
-        assert len(runs) == 2
+        asked = {run.resource_id: run.terminate_asked_at for run in await bench.rows("select * from run")}
+        assert len(asked) == 2
+        assert asked[extra["id"]] < back
 
 
-async def test_what_somebody_wrote_into_a_claims_memory_ends_nothing_and_is_billed_to_nobody(
-    bench: Bench, server: DevPostgres
+async def test_a_machine_that_nothing_can_take_down_is_ended_all_the_same(
+    bench: Bench, server: DevPostgres, monkeypatch: pytest.MonkeyPatch
 ):
-    """Somebody else's machine there, under an identity as of this claim."""
+    """Neither a row nor the claim, for longer than is reasonable: what runs on is paid for."""
+
+    class Full(ClaimDoor):
+        async def remember(self, claim: ClaimSpec, memory: str, *, live: LiveClaim) -> None:
+            raise ClaimUnreadable("metadata.annotations: Too long")
+
+    async with bench.running():
+        claim = await bench.claim()
+        _stop_after_the_answer(bench, claim, server)
+        await bench.ensure_once(claim)
+        await bench.until(lambda: bool(bench.provisioning.inventory.of_claim(claim.uid)))
+        door = Full(bench.kube.room("test"))
+        for _ in range(2):
+            await bench.provisioning.release(claim, port=door, reason="test")
+            assert len(await bench.cloud.alive()) == 1
+
+        monkeypatch.setattr(release, "UNTOLD_S", 0.0)
+        await bench.provisioning.release(claim, port=door, reason="test")
+
+        await bench.cloud.until(lambda truth: all(m["state"] == "gone" for m in truth["machines"]))
+        await asyncio.to_thread(server.start)
+
+
+async def test_a_machine_without_a_row_is_written_down_and_ended_though_the_api_server_is_away(bench: Bench):
+    class Deaf(ClaimDoor):
+        async def look(self, claim: ClaimSpec) -> LiveClaim | None:
+            raise ClaimUnreadable("no answer")
+
+    async with bench.running():
+        claim = await bench.claim()
+        await bench.rented(claim)
+        attempt = await bench.row("select identity from provision_attempt where claim_uid = :u", u=claim.uid)
+        await bench.release_once(claim)
+    extra = await bench.cloud.plant(name=attempt.identity, region="r1")
+    door = Deaf(bench.kube.room("test"))
+    async with bench.running(), asyncio.timeout(15):
+        while extra["id"] in [machine["id"] for machine in await bench.cloud.alive()]:
+            await bench.provisioning.release(claim, port=door, reason="test")
+            await asyncio.sleep(0.05)
+
+        assert await bench.row("select 1 from run where resource_id = :id", id=extra["id"])
+
+
+async def test_what_somebody_wrote_into_a_claims_memory_ends_nothing_and_is_billed_to_nobody(bench: Bench):
+    """What another claim remembers of a machine, copied; and no text at all keeps the claim."""
     async with bench.running():
         victim = await bench.cloud.plant(name="training-7", region="r1")
         claim = await bench.claim()
         await bench.cloud.add_fault("lost", verb="create", times=1, when="before")
         await bench.ensure_once(claim)
         attempt = await bench.row("select identity from provision_attempt where claim_uid = :u", u=claim.uid)
+        lies = [
+            Unrecorded(
+                ref=Ref(provider="fake", account="default", region="r1", resource_id=ResourceId(name)),
+                identity=attempt.identity,
+                meters=(Meter(kind=MeterKind.MACHINE, quantity=Decimal(1), usd=Decimal(100)),),
+                created_at=None,
+                account_id=None,
+                shown=True,
+            )
+            for name in (victim["id"], "never-there", "x/y")
+        ]
         live = await bench.door.look(claim)
         assert live is not None
-        lie = Unrecorded(
-            ref=Ref(provider="fake", account="default", region="r1", resource_id=ResourceId(victim["id"])),
-            identity=attempt.identity,
-            meters=(),
-            created_at=None,
-            account_id=None,
-            shown=True,
-        )
-        await bench.door.remember(claim, [lie], live=live)
+        another = replace(claim, uid=ClaimUid(claim.pod_uid))
+        await bench.door.remember(claim, encoded(lies, another, secret=b""), live=live)
 
         await bench.release(claim)
 
         assert [machine["id"] for machine in await bench.cloud.alive()] == [victim["id"]]
         assert await bench.rows("select 1 from run") == []
-
-
-async def test_a_memory_that_cannot_be_read_is_none(bench: Bench):
-    claim = await bench.claim()
-    body = {"metadata": {"annotations": {keys.UNRECORDED_ANNOTATION: '[{"instanceID": 1}]'}}}
-    await bench.kube.patch(paths.nodeclaim(claim.name), body, kind="merge")
-
-    live = await bench.door.look(claim)
-
-    assert live is not None
-    assert live.unrecorded == ()
