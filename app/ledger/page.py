@@ -168,7 +168,7 @@ def _budgets(rows: Sequence[Mapping[str, Any]]) -> str:
             f"<tr><td>{escape(row['name'])}</td><td class='n'>{money(row['spent'])} of {money(row['amount'])}</td>"
             f"<td>{escape(row['period'])}</td>"
             f"<td><div class='meter'><i{full} style='width:{width}'></i></div></td>"
-            f"<td>{escape(row['action'])}</td></tr>"
+            f"<td>{escape(row['label_action'] or row['action'])}</td></tr>"
         )
     return f'<div class="scroll"><table>{body}</table></div>'
 

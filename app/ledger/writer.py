@@ -56,7 +56,7 @@ class Writer:
             return await self._tick(epoch=epoch, together=False)
 
     async def _tick(self, *, epoch: int, together: bool) -> int:
-        written = 0
+        written, missed = 0, False
         async with begin(self.engine) as conn:
             now = await database_now(conn)
             prices = await ledger_prices.prices(conn)
@@ -80,11 +80,13 @@ class Writer:
                 else:
                     done = [one for each in work for one in await _alone(conn, each, epoch=epoch, at=at)]
                 written += len(done)
+                missed |= together and len(done) < len(work)
                 seen = {each.run.id for each in found}
                 also = [run_id for run_id in also if run_id not in seen]
                 if len(seen) < AT_ONCE or not done:
                     break
-        self._since, self._prices = now - LATE_COMMITS, prices
+        if not missed:  # a month that was closed meanwhile: all of it is looked at once more
+            self._since, self._prices = now - LATE_COMMITS, prices
         return written
 
     async def _covers(
@@ -105,9 +107,14 @@ class Writer:
         return covers
 
     async def _repriced(self, conn: AsyncConnection, prices: Prices) -> list[int]:
-        """Closed runs that a price which a person has set since the last tick may concern."""
-        before = self._prices.changed_at if self._prices is not None else None
-        if before is None or prices.changed_at <= before:
+        """Closed runs that a price which a person has set since the last tick may concern.
+
+        At the start of a term those that an older version has corrected, which does not say for what time.
+        """
+        if self._prices is None:
+            return list((await conn.execute(_TIMELESS)).scalars())
+        before = self._prices.changed_at
+        if prices.changed_at <= before:
             return []
         return list((await conn.execute(_REPRICED, {"before": before})).scalars())
 
@@ -130,8 +137,15 @@ class Writer:
 
 def covers_of(held: Iterable[Lasting], found: Iterable[Due], prices: Prices, *, now: datetime) -> Covers:
     """What prepayments cover: of ``found`` by their newest facts, of ``held`` as they were derived last."""
-    stays = {each.id: Stay(run=each, start=each.begun_at, end=each.over_at) for each in held}
+    stays = {
+        each.id: Stay(
+            run=each, start=each.begun_at, end=each.over_at, kept=each.covered if each.is_settled else None
+        )
+        for each in held
+    }
     for due in found:
+        if due.held.billed:
+            continue
         stays.pop(due.run.id, None)
         try:
             lasted = lasted_of(due.run, due.rules, now=now)
@@ -157,6 +171,17 @@ async def _alone(conn: AsyncConnection, run: Written, *, epoch: int, at: datetim
         return []
 
 
+# By what was written, and not by a mark: an older version that leads once more would take the mark away.
+_TIMELESS = text("""
+    select j.run_id from billing_adjustment j
+    where j.kind in ('late_price', 'late_fact', 'spot_interrupt_free') and j.unpriced_seconds is null
+        and j.run_id in (select run_id from billing_segment where usd is null
+            union all select run_id from billing_segment_archive where usd is null)
+        and not exists (select from ledger_run l where l.run_id = j.run_id and l.billed_at is not null)
+        and not exists (select from billing_adjustment n where n.run_id = j.run_id and n.meter = j.meter
+            and n.id > j.id and n.unpriced is not null)
+    group by j.run_id order by j.run_id
+""")
 # From where a price begins, whatever its end is now: it may have been shortened.
 _REPRICED = text("""
     select l.run_id from ledger_run l join run r on r.id = l.run_id

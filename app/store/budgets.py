@@ -3,6 +3,9 @@
 Spent is what the ledger has billed in the period, what has no price yet at the ceiling of its claim; what
 runs, and what placement has promised (`reservation`), counts for the budget's look-ahead on top. So a budget
 holds before the money is gone.
+
+One with labels has its action in a column of its own, and by `action` only tells: a version before 0011,
+which may lead once more after a rollback, knows no labels, and would take it for a budget of everything.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -96,18 +99,19 @@ def concerns(
 
 _PUT = text("""
     insert into budget (name, namespace, team, pool, labels, amount_usd, period, thresholds, action,
-        look_ahead_s, set_by)
+        label_action, look_ahead_s, set_by)
     select :name, :namespace, :team, :pool, cast(:labels as jsonb), cast(:amount_usd as numeric), :period,
-        cast(:thresholds as int[]), :action, cast(:look_ahead_s as int), :set_by
+        cast(:thresholds as int[]), :action, :label_action, cast(:look_ahead_s as int), :set_by
     from installation where cast(:epoch as bigint) is null or epoch = :epoch
     on conflict (name) do update set namespace = excluded.namespace, team = excluded.team,
         pool = excluded.pool, labels = excluded.labels, amount_usd = excluded.amount_usd,
         period = excluded.period, thresholds = excluded.thresholds, action = excluded.action,
-        look_ahead_s = excluded.look_ahead_s, set_by = excluded.set_by
+        label_action = excluded.label_action, look_ahead_s = excluded.look_ahead_s, set_by = excluded.set_by
     where (budget.namespace, budget.team, budget.pool, budget.labels, budget.amount_usd, budget.period,
-        budget.thresholds, budget.action, budget.look_ahead_s)
+        budget.thresholds, budget.action, budget.label_action, budget.look_ahead_s)
         is distinct from (excluded.namespace, excluded.team, excluded.pool, excluded.labels,
-        excluded.amount_usd, excluded.period, excluded.thresholds, excluded.action, excluded.look_ahead_s)
+        excluded.amount_usd, excluded.period, excluded.thresholds, excluded.action, excluded.label_action,
+        excluded.look_ahead_s)
 """)
 
 
@@ -117,6 +121,7 @@ async def put(conn: AsyncConnection, budgets: Collection[Budget], *, epoch: int 
         {name: getattr(each, name) for name in Budget.__dataclass_fields__}
         | {"thresholds": sorted(each.thresholds), "epoch": epoch}
         | {"labels": orjson.dumps(dict(each.labels)).decode()}
+        | ({"action": "Alert", "label_action": each.action} if each.labels else {"label_action": None})
         for each in sorted(budgets, key=lambda each: each.name)
     ]
     if rows:
@@ -148,7 +153,8 @@ _STANDING = text("""
             and m.resource_id = l.resource_id
         where l.state is distinct from 'ended'
     )
-    select b.name, b.amount_usd, b.period, b.namespace, b.team, b.pool, b.labels, b.action, b.look_ahead_s,
+    select b.name, b.amount_usd, b.period, b.namespace, b.team, b.pool, b.labels,
+        coalesce(b.label_action, b.action) as action, b.look_ahead_s,
         coalesce((select sum(c.billed_dollar_seconds) from cost_lines(
             p.since, statement_timestamp(), 'all', 'UTC') c join label_set s on s.id = c.label_set_id
             where (b.namespace is null or s.namespace = b.namespace) and (b.team is null or s.team = b.team)
@@ -169,7 +175,7 @@ _STANDING = text("""
             and (b.team is null or held.team = b.team) and (b.pool is null or held.pool = b.pool)
             and (b.labels = '{}' or held.labels @> b.labels)
     ) h on true
-    where b.action <> 'Alert' and (b.pool is null or b.pool = any(:pools))
+    where coalesce(b.label_action, b.action) <> 'Alert' and (b.pool is null or b.pool = any(:pools))
     order by b.name
 """)
 
@@ -183,7 +189,7 @@ async def standing(conn: AsyncConnection, pools: Collection[str]) -> list[Standi
 _STATUS = text("""
     select name, namespace, team, nodepool as pool, amount as amount_usd, period, period_start,
         spent as spent_usd, committed_rate as usd_per_hour, used_ratio, forecast as forecast_usd,
-        exhausted_at, action, thresholds, labels
+        exhausted_at, coalesce(label_action, action) as action, thresholds, labels
     from budget_status order by used_ratio desc, name
 """)
 

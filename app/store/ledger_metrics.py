@@ -17,7 +17,7 @@ _COST = text("""
     with line as materialized (
         select l.provider, l.pool as nodepool, l.namespace, l.accelerator, l.tier as capacity_type, c.phase,
             sum(greatest(c.billed_dollar_seconds, 0)) / 3600 as cost,
-            sum(greatest(c.list_dollar_seconds, 0)) / 3600 as list_cost, sum(c.gpu_seconds) as gpu_seconds
+            greatest(sum(c.list_dollar_seconds), 0) / 3600 as list_cost, sum(c.gpu_seconds) as gpu_seconds
         from (
             select date_trunc('day', least(since, (select min(lower(valid)) from commitment)), 'UTC')
                     as since,
@@ -87,7 +87,7 @@ _BALANCE = text("""
 _CREDIT = text("""
     select l.provider, j.kind, -sum(j.dollar_seconds) / 3600 as value
     from billing_adjustment j join label_set l on l.id = j.label_set_id
-    where j.dollar_seconds < 0 group by 1, 2
+    where j.dollar_seconds < 0 and j.commitment_id is null group by 1, 2
     union all
     select provider, 'void', sum(amount_usd) from commitment where voided_at is not null group by 1
 """)

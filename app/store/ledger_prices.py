@@ -44,7 +44,7 @@ async def prices(conn: AsyncConnection) -> Prices:
 class Lasting:
     """A run that a prepayment may cover, as it was derived last; ``accelerator`` by the ledger's name.
 
-    One whose segments are past retention is among them: what it was covered by is nobody else's.
+    ``is_settled``: the cloud has billed it, or its segments are past retention. What has covered it stays so.
     """
 
     id: int
@@ -56,11 +56,12 @@ class Lasting:
     begun_at: datetime
     over_at: datetime | None
     covered: Covered
+    is_settled: bool = False
 
 
 _LASTING = text("""
     select r.id, r.provider, r.account, coalesce(a.shape, '') as sku, r.tier, l.begun_at,
-        l.over_at, l.covered,
+        l.over_at, l.covered, l.billed_at is not null or l.dropped_at is not null as is_settled,
         case when s.accelerator <> '' then s.accelerator || ':' || s.accelerator_count else r.accelerator end
             as accelerator
     from ledger_run l join run r on r.id = l.run_id join label_set s on s.id = l.label_set_id

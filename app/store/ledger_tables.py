@@ -395,7 +395,10 @@ class BillingAdjustment(Base):
             "run_id",
             "meter",
             "id",
-            postgresql_where=text("unpriced is not null"),
+            postgresql_where=text(
+                "unpriced is not null or (unpriced_seconds is null and dollar_seconds is not null"
+                " and (kind = 'late_price' or (kind = 'late_fact' and seconds < 0)))"
+            ),
         ),
         CheckConstraint(
             "kind in ('rounding', 'minimum', 'spot_interrupt_free', 'late_price', 'late_fact',"
@@ -469,6 +472,11 @@ class Budget(Base):
         CheckConstraint("amount_usd > 0", name="amount"),
         CheckConstraint("period in ('day', 'week', 'month', 'total')", name="period"),
         CheckConstraint("action in ('Alert', 'RefuseNew', 'RefuseOnDemand', 'Drain')", name="action"),
+        CheckConstraint(
+            "case when labels = '{}'::jsonb then label_action is null else action = 'Alert' and label_action"
+            " in ('Alert', 'RefuseNew', 'RefuseOnDemand', 'Drain') and label_action is not null end",
+            name="label_action",
+        ),
         CheckConstraint("look_ahead_s >= 0", name="look_ahead"),
         {"comment": "Budgets, those of NodePools among them. Written by ledger/ and nebula budget."},
     )
@@ -483,7 +491,10 @@ class Budget(Base):
     amount_usd: Mapped[Decimal] = mapped_column(comment="dollars in a period")
     period: Mapped[str] = mapped_column(comment="day, week (from Monday), month or total, UTC")
     thresholds: Mapped[list[int]] = mapped_column(ARRAY(Integer), comment="percentages that are told of")
-    action: Mapped[str] = mapped_column(comment="at the full amount")
+    action: Mapped[str] = mapped_column(comment="at the full amount; Alert for one with labels")
+    label_action: Mapped[str | None] = mapped_column(
+        comment="that of one with labels: versions before 0011 would take it for a budget of everything"
+    )
     look_ahead_s: Mapped[int] = mapped_column(
         Integer, comment="what runs and what is promised counts for so much longer"
     )

@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 _DUE_DAYS = text("""
     select d.day::date as day from generate_series(
-        coalesce((select max(day) + 1 from cost_day),
+        coalesce((select max(day) + 1 from cost_day where not dirty),
             (select (since at time zone 'UTC')::date from ledger_begin)),
         ((now() - make_interval(secs => cast(:grace_s as float8))) at time zone 'UTC')::date - 1,
         interval '1 day') d (day)

@@ -91,9 +91,14 @@ _COMMIT = text(f"""
     returning id
 """)
 # Days of closed months stay as they are: what concerns them is written into an open one.
+# One that is being added up for the first time this very moment has no row that is seen: it is waited for.
 _DIRTY = text(f"""
-    update cost_day set dirty = true where day = any(:days)
-        and day >= coalesce({CLOSED_UNTIL} at time zone 'UTC', '-infinity')
+    insert into cost_day (day, dirty) select distinct d.day, true from unnest(cast(:days as date[])) d (day)
+    where d.day >= coalesce({CLOSED_UNTIL} at time zone 'UTC', '-infinity')
+        and d.day >= (select since at time zone 'UTC' from ledger_begin)::date
+        and d.day < (now() at time zone 'UTC')::date
+    order by 1
+    on conflict (day) do update set dirty = true where not cost_day.dirty
 """)
 
 
@@ -156,9 +161,10 @@ _VOIDABLE = text("""
             union all select j.at from billing_adjustment j where j.commitment_id = c.id) e (at)) as days
     from commitment c where c.id = :id for update
 """)
+# A version before 0011, which may lead once more after a rollback, goes by the shape: none has such a name.
 _VOID = text(f"""
     update commitment c set voided_at = now(), changed_at = now(), voided_by = :voided_by,
-        void_reason = :reason,
+        void_reason = :reason, sku = 'void:' || sku,
         reversed_at = case when c.purchased_at < {CLOSED_UNTIL} then now() else c.purchased_at end,
         unused_reversed_at = case when upper(c.valid) < {CLOSED_UNTIL} then now() end
     where id = :id

@@ -16,6 +16,13 @@ _NO_LABELS = sa.text("'{}'::jsonb")
 
 
 def upgrade() -> None:
+    # First, while nothing is locked yet that placement reads: it takes its time where there are many segments.
+    op.create_index(
+        "billing_segment_commitment_idx",
+        "billing_segment",
+        ["commitment_id"],
+        postgresql_where=sa.text("commitment_id is not null"),
+    )
     op.add_column(
         "billing_adjustment",
         sa.Column(
@@ -36,18 +43,10 @@ def upgrade() -> None:
         "billing_adjustment_unpriced_idx",
         "billing_adjustment",
         ["run_id", "meter", "id"],
-        postgresql_where=sa.text("unpriced is not null"),
-    )
-    # Runs that a price came late for are derived once more: what is left without one is written down then.
-    op.execute(
-        "update ledger_run set prices_at = '-infinity' where dropped_at is null and run_id in ("
-        "select run_id from billing_adjustment where kind in ('late_price', 'late_fact', 'spot_interrupt_free'))"
-    )
-    op.create_index(
-        "billing_segment_commitment_idx",
-        "billing_segment",
-        ["commitment_id"],
-        postgresql_where=sa.text("commitment_id is not null"),
+        postgresql_where=sa.text(
+            "unpriced is not null or (unpriced_seconds is null and dollar_seconds is not null"
+            " and (kind = 'late_price' or (kind = 'late_fact' and seconds < 0)))"
+        ),
     )
     for column in (
         sa.Column(
@@ -83,6 +82,21 @@ def upgrade() -> None:
         ),
     )
     op.alter_column("budget", "pool", comment="null: any; of all four nothing: everything")
+    op.alter_column("budget", "action", comment="at the full amount; Alert for one with labels")
+    op.add_column(
+        "budget",
+        sa.Column(
+            "label_action",
+            sa.Text(),
+            comment="that of one with labels: versions before 0011 would take it for a budget of everything",
+        ),
+    )
+    op.create_check_constraint(
+        op.f("budget_label_action_check"),
+        "budget",
+        "case when labels = '{}'::jsonb then label_action is null else action = 'Alert' and label_action"
+        " in ('Alert', 'RefuseNew', 'RefuseOnDemand', 'Drain') and label_action is not null end",
+    )
     op.add_column(
         "reservation",
         sa.Column(
@@ -96,8 +110,14 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
+    if op.get_bind().scalar(sa.text("select exists (select from commitment where voided_at is not null)")):
+        raise RuntimeError("a prepayment is void, and would cover machines again: put a dump back instead")
     views.drop(op.get_bind())
     op.drop_column("reservation", "labels")
+    op.execute("delete from budget where labels <> '{}'")  # without their labels they were for everything
+    op.drop_constraint("budget_label_action_check", "budget")
+    op.drop_column("budget", "label_action")
+    op.alter_column("budget", "action", comment="at the full amount")
     op.alter_column("budget", "pool", comment="null: any; all three null: everything")
     op.drop_column("budget", "labels")
     op.drop_constraint("commitment_void_check", "commitment")

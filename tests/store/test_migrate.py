@@ -245,6 +245,40 @@ async def test_the_first_revision_can_be_undone_by_hand(
     assert await migrate.migrate(database_url) == revisions.head()
 
 
+async def test_a_downgrade_leaves_no_budget_without_its_labels_and_no_void_prepayment(
+    database_url: str,
+) -> None:
+    engine = create_direct_engine(database_url, lock_timeout_s=5)
+
+    async def back() -> None:
+        async with engine.connect() as conn:
+            await conn.run_sync(lambda sync: command.downgrade(migrate.config_for(sync), "0010"))
+
+    values = """
+        insert into label_set (id, hash, namespace, workload_kind, workload_name, team, cost_center, pool,
+            provider, account, account_id, region, sku, tier, accelerator, accelerator_count)
+            overriding system value values (1, 'x', '', '', '', '', '', '', 'p', 'a', '', '', '', '', '', 0);
+        insert into commitment (provider, account, sku, tier, amount_usd, usd_per_hour, valid, label_set_id,
+            set_by, reason, voided_at, reversed_at)
+            values ('p', 'a', '*', '*', 1, 1, '[2026-03-01, 2026-04-01)', 1, '', '', now(), now());
+        insert into budget (name, labels, amount_usd, period, thresholds, action, label_action, look_ahead_s,
+            set_by) values ('all', '{}', 1, 'day', '{}', 'Drain', null, 0, ''),
+            ('some', '{"a": "b"}', 1, 'day', '{}', 'Alert', 'Drain', 0, '')
+    """
+    async with direct(database_url) as conn:
+        for statement in values.split(";"):
+            await conn.exec_driver_sql(statement)
+    with pytest.raises(RuntimeError, match="a prepayment is void"):
+        await back()
+    async with direct(database_url) as conn:
+        await conn.execute(text("delete from commitment"))
+    await back()
+    await engine.dispose()
+
+    async with direct(database_url) as conn:
+        assert list((await conn.execute(text("select name from budget"))).scalars()) == ["all"]
+
+
 async def test_developers_upgrade_with_the_ini_file(empty_url: str) -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "alembic", "upgrade", "head", env={"NEBULA_DATABASE_URL": empty_url}

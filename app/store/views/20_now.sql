@@ -63,22 +63,29 @@ where a.outcome is null;
 comment on view exposure is
 'Orders that may have been taken without anybody knowing yet: no charge, but what they would cost at most. One row an attempt.';
 
--- A price may come late for a part of what is frozen: the newest adjustment of a meter says what of it has none still.
+-- A price may come late for a part of what is frozen: the newest adjustment of a meter says what of it has none still. That
+-- of a run that was open corrects up to the end of a closed month, and says nothing of what is frozen after it. Those of
+-- versions before 0011 name no times: until the next leader has derived their runs anew, they hold for all of it.
 create view unpriced as
 with late as (
-    select distinct on (j.run_id, j.meter) j.run_id, j.meter, j.label_set_id, j.phase, j.unpriced, j.reason
-    from billing_adjustment j where j.unpriced is not null order by j.run_id, j.meter, j.id desc
+    select distinct on (j.run_id, j.meter) j.run_id, j.meter, j.label_set_id, j.phase, j.reason,
+        coalesce(j.unpriced, '{}') as unpriced, (j.corrects + interval '1 month') at time zone 'UTC' as until
+    from billing_adjustment j
+    where j.unpriced is not null or (j.unpriced_seconds is null and j.dollar_seconds is not null
+        and (j.kind = 'late_price' or (j.kind = 'late_fact' and j.seconds < 0)))
+    order by j.run_id, j.meter, j.id desc
 ), piece as (
     select s.id as segment_id, s.run_id, s.label_set_id, s.meter, s.phase, s.why, p.part
     from segment s left join late l on l.run_id = s.run_id and l.meter = s.meter and s.frozen
+        and (l.until is null or lower(s.period) < l.until)
     cross join lateral unnest(case when l.run_id is null then tstzmultirange(s.period)
         else l.unpriced * tstzmultirange(s.period) end) p (part)
     where s.usd is null
     union all
-    -- Time that itself came late lies in no segment.
+    -- Time that itself came late lies in no segment; and what had a price may have lost it.
     select null, l.run_id, l.label_set_id, l.meter, l.phase, l.reason, p.part
     from late l cross join lateral unnest(l.unpriced - coalesce((select range_agg(s.period) from segment s
-        where s.run_id = l.run_id and s.meter = l.meter and s.frozen), '{}')) p (part)
+        where s.run_id = l.run_id and s.meter = l.meter and s.frozen and s.usd is null), '{}')) p (part)
 )
 select p.segment_id, r.provider as provider_name, r.account, r.resource_id, a.namespace, r.pod_name as pod,
     p.meter, p.phase, lower(p.part) as since,
@@ -95,11 +102,12 @@ comment on view unpriced is
 create function unpriced_by_machine(t_from timestamptz)
 returns table (run_id bigint, label_set_id bigint, usd numeric)
 language sql stable as $$
-    select m.run_id, m.label_set_id, max(m.usd) from (
-        select run_id, label_set_id, meter,
-            sum(ceiling_usd_per_hour * extract(epoch from until - greatest(since, t_from))) / 3600 as usd
-        from unpriced where until > t_from group by run_id, label_set_id, meter
-    ) m group by m.run_id, m.label_set_id
+    select m.run_id, m.label_set_id, (select m.ceiling_usd_per_hour * sum(extract(epoch from upper(p) - lower(p))) / 3600
+        from unnest(m.time) p)
+    from (
+        select run_id, label_set_id, ceiling_usd_per_hour, range_agg(tstzrange(greatest(since, t_from), until)) as time
+        from unpriced where until > t_from group by run_id, label_set_id, ceiling_usd_per_hour
+    ) m
 $$;
 comment on function unpriced_by_machine(timestamptz) is
 'Report: what machines without a price may have cost from t_from on, at most: the ceilings of their claims for that time, once a machine. Dollars.';

@@ -237,8 +237,8 @@ comment on view price_drift is 'Machines that run at another price than is liste
 
 create view budget_status as
 with due as (
-    select b.name, b.namespace, b.team, b.pool, b.labels, b.amount_usd, b.period, b.action, b.thresholds, b.look_ahead_s,
-        case b.period when 'total' then b.created_at else date_trunc(b.period, statement_timestamp(), 'UTC') end as period_start,
+    select b.name, b.namespace, b.team, b.pool, b.labels, b.amount_usd, b.period, b.action, b.label_action, b.thresholds,
+        b.look_ahead_s, case b.period when 'total' then b.created_at else date_trunc(b.period, statement_timestamp(), 'UTC') end as period_start,
         case b.period when 'total' then null
             else date_trunc(b.period, statement_timestamp(), 'UTC') + ('1 ' || b.period)::interval end as period_end
     from budget b
@@ -265,10 +265,10 @@ select name, namespace, team, pool as nodepool, amount_usd as amount, period, pe
     case when spent >= amount_usd then statement_timestamp()
         when live_usd_per_hour > 0 then statement_timestamp()
             + make_interval(secs => least((amount_usd - spent) / live_usd_per_hour * 3600, 3153600000)::float8) end as exhausted_at,
-    action, thresholds, look_ahead_s, labels
+    action, thresholds, look_ahead_s, labels, label_action
 from counted;
 comment on view budget_status is
-'What each budget has left in its period: spent so far (what has no price at its ceiling), what runs an hour, and when that uses it up. One row a budget.';
+'What each budget has left in its period: spent so far (what has no price at its ceiling), what runs an hour, and when that uses it up. What one with labels does is in label_action, and its action is Alert. One row a budget.';
 
 create view cost_forecast as
 with spent as (

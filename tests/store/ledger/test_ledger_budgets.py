@@ -92,6 +92,28 @@ async def test_a_budget_that_only_tells_refuses_nothing(books: Books):
     assert await standing(books) == []
 
 
+async def test_a_version_that_knows_no_labels_takes_a_budget_with_some_for_one_that_only_tells(books: Books):
+    """It would count and end all machines otherwise, after a rollback. For us it does what it was set to."""
+    await put(books, name="all")
+    await put(books, name="some", labels={"app": "train"}, action="Drain")
+
+    before = "select name from budget where action <> 'Alert'"
+    assert [row["name"] for row in await books.sql(before)] == ["all"]
+    before = "select name, action, label_action from budget_status order by name"
+    assert [tuple(row.values()) for row in await books.sql(before)] == [
+        ("all", "RefuseNew", None),
+        ("some", "Alert", "Drain"),
+    ]
+    assert [(each.name, each.action) for each in await standing(books)] == [
+        ("all", "RefuseNew"),
+        ("some", "Drain"),
+    ]
+    async with begin(books.engine) as conn:
+        assert {each.name: each.action for each in await budgets.status(conn)}["some"] == "Drain"
+    await put(books, name="some", action="Drain")  # without labels, for everything
+    assert {row["action"] for row in await books.sql("select action from budget")} == {"RefuseNew", "Drain"}
+
+
 async def test_a_threshold_is_told_of_once_a_period_and_by_the_leader_alone(books: Books):
     await put(books, amount_usd=Decimal(40), period="month", thresholds=(50, 80, 100))
     await lately(books, seconds=36)

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from app.cli import main
 from app.ledger.verify import verify
-from app.store import bills, ledger_metrics, terms
+from app.store import bills, ledger_metrics, ledger_periods, ledger_upkeep, terms
 from app.store.bills import Line
 from app.store.engine import begin
 from tests.store.ledger.test_ledger_periods import APRIL, close, seal
@@ -170,6 +170,51 @@ async def test_what_the_cloud_has_billed_is_billed_once_when_its_prepayment_turn
     await right(books)
 
 
+async def test_what_the_cloud_has_billed_takes_nothing_of_another_prepayment_that_fits(books: Books):
+    """The usual way: the right one is noted, the wrong one is taken back. Its money is another's."""
+    wrong = await note(books, until=at(10 * 3600))
+    run = await books.run(meters=[gpu("5", 1)])
+    await books.over(run, after_s=3 * 3600)
+    await books.tick()
+    await books.sql("update ledger_run set billed_at = now()")
+    await note(books, until=at(9 * 3600), amount="30")
+    await books.tick()
+    await void(books, wrong)
+    await books.tick()
+    assert await sums(books) == (60, 60)  # the cloud's 30 of which nothing is covered, and what was bought
+
+    later = await books.run(meters=[gpu("5", 1)])
+    await books.over(later, after_s=3 * 3600)
+    await books.tick()
+
+    assert await sums(books) == (60, 60)
+    assert [row["used_usd"] for row in await books.sql(_USED + " order by id")] == [0, 30 * 3600]
+    await right(books)
+
+
+async def test_a_month_that_is_closed_between_a_ticks_read_and_its_write_delays_it_by_one_tick(books: Books):
+    number = await note(books, until=at(10 * 3600))
+    run = await books.run(meters=[gpu("5", 1)])
+    await books.over(run, after_s=3 * 3600)
+    await books.sql("alter table run disable trigger user")
+    await books.sql("update run set changed_at = now() - interval '1 hour'")  # nothing new is known of it
+    await books.tick()
+    await void(books, number)
+    waits = "select 1 from pg_locks where not granted and relation = 'billing_segment'::regclass"
+
+    async with begin(books.engine) as conn:
+        assert await ledger_periods.close_month(conn, date(2026, 3, 1), epoch=books.epoch)
+        ticking = asyncio.create_task(books.tick())
+        async with asyncio.timeout(30):
+            while not await books.sql(waits):
+                await asyncio.sleep(0.02)
+    assert await ticking == 0
+
+    assert await books.tick() == 1
+    assert await sums(books) == (15, 15)
+    await right(books)
+
+
 async def test_the_cost_counter_never_falls_under_a_void_prepayment_and_its_credit_says_so(books: Books):
     await books.run(meters=[gpu("5", 1)])
     number = await note(books, until=at(10 * 3600))
@@ -189,3 +234,51 @@ async def test_the_cost_counter_never_falls_under_a_void_prepayment_and_its_cred
     await note(books, until=at(20 * 3600), amount="30")
     await books.tick()
     assert await shown() == (130, 100)
+
+
+async def test_the_counters_of_a_machine_that_is_billed_after_all_take_nothing_twice(books: Books):
+    """What it had of the prepayment was billed by nobody, and is no credit; it has one list price."""
+    number = await note(books, until=at(10 * 3600))
+    run = await books.run(meters=[gpu("5", 1)])
+    await books.over(run, after_s=3 * 3600)
+    await books.tick()
+    async with begin(books.engine) as conn:
+        await ledger_metrics.read(conn, epoch=books.epoch)
+
+    await void(books, number)
+    await books.tick()
+
+    async with begin(books.engine) as conn:
+        rows = await ledger_metrics.read(conn, epoch=books.epoch)
+    cost, credit = (
+        sum(row["cost"] for row in rows["cost"]),
+        {row["kind"]: row["value"] for row in rows["credit"]},
+    )
+    assert (cost, credit) == (115, {"void": 100})
+    assert cost - sum(credit.values()) == (await sums(books))[0]
+    (listed,) = await books.sql(
+        "select sum(list_dollar_seconds) / 3600 as usd"
+        " from cost_lines('2020-01-01', '2100-01-01', 'all', 'UTC')"
+    )
+    assert sum(row["list_cost"] for row in rows["cost"]) == listed["usd"]
+
+
+async def test_a_day_that_is_added_up_while_a_prepayment_in_it_becomes_void_is_added_up_again(books: Books):
+    number = await note(books, until=at(86400))
+    day = at(86400).date()  # on which its unused rest falls, and of which nothing else is known
+    run = await books.run(meters=[gpu("5", 1)])
+    await books.over(run, after_s=3 * 3600)
+    await books.tick()
+    waits = "select 1 from pg_locks where not granted and locktype = 'transactionid'"
+
+    async with begin(books.engine) as conn:
+        await ledger_upkeep.seal_day(conn, day, epoch=books.epoch)
+        voiding = asyncio.create_task(void(books, number))
+        async with asyncio.timeout(30):
+            while not voiding.done() and not await books.sql(waits):
+                await asyncio.sleep(0.02)
+    await voiding
+
+    assert await books.sql("select dirty from cost_day where day = :day", day=day) == [{"dirty": True}]
+    await books.tick()
+    assert await sums(books) == (15, 15)

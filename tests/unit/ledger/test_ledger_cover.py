@@ -103,6 +103,49 @@ def test_what_a_person_has_set_a_price_for_is_not_covered():
     assert covered([stay(1, 0, 100)], overrides=(price,)) == {1: [(0, 20), (40, 100)]}
 
 
+def test_what_is_kept_has_its_place_and_its_money_and_nothing_else_is_asked_for():
+    one, hours = replace(TERM, machines=1), replace(TERM, amount_usd=Decimal(30))
+    shut = replace(stay(1, 0, 9000), kept=((1, at(100), at(3700)),))
+    other = replace(stay(3, 0, 9000), kept=())
+
+    assert covered([shut, stay(2, 50, None), stay(4, 120, 3600), other], one) == {
+        1: [(100, 3700)],
+        2: [(50, 10 * DAY)],  # had it before, and stays
+    }
+    assert covered([shut, stay(2, 150, 8000), other], one) == {1: [(100, 3700)], 2: [(3700, 8000)]}
+    assert covered([shut, stay(2, 0, None), other], hours) == {1: [(100, 3700)], 2: [(0, 7200)]}
+    assert covered([shut, other], replace(TERM, id=2)) == {}
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 50), st.integers(1, 30), st.booleans()), max_size=8),
+    st.integers(1, 3),
+    st.integers(0, 100),
+)
+def test_what_is_kept_as_it_was_covered_changes_nothing_for_the_others(
+    spans: list[tuple[int, int, bool]], machines: int, limit_s: int
+):
+    term = replace(TERM, machines=machines, usd_per_hour=Decimal(3600), amount_usd=Decimal(limit_s))
+    stays = [stay(number, start, start + length) for number, (start, length, _) in enumerate(spans)]
+    before = cover(stays, commitments=(term,), overrides=())
+    shut = [
+        replace(each, kept=[(1, piece.starts_at, piece.ends_at) for piece in before.get(number, ())])
+        if spans[number][2]
+        else each
+        for number, each in enumerate(stays)
+    ]
+
+    after = cover(shut, commitments=(term,), overrides=())
+
+    # What is left over, less than a microsecond for each machine, is another's.
+    for number in range(len(spans)):
+        then, now = (
+            sum((each.ends_at - each.starts_at for each in found.get(number, ())), timedelta(0))
+            for found in (before, after)
+        )
+        assert abs(now - then) <= timedelta(microseconds=machines)
+
+
 def test_only_what_it_fits():
     only = replace(TERM, sku="a100:1")
 
