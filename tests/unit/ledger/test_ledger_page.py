@@ -63,6 +63,7 @@ def test_the_page_is_whole_fetches_nothing_and_escapes_every_name():
                     "amount": Decimal(1),
                     "period": "day",
                     "action": "Alert",
+                    "label_action": None,
                 }
             ],
             workloads=[(name, Decimal(2), Decimal(3))],
