@@ -67,6 +67,7 @@ class Reconciler:
                 if difference is not None:
                     log.info("bill differs", run=compared.run_id, dollar_seconds=str(difference))
                 await bills.settle(conn, compared, difference=difference, epoch=epoch)
+            await bills.price(conn, epoch=epoch, **names)
             for key in await bills.strays(conn, settle_s=self.settle_s, epoch=epoch, **names):
                 log.warning("billed for a machine that we never saw", key=key)
 

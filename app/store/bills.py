@@ -183,6 +183,32 @@ async def settle(
     await conn.execute(_SETTLE, values)
 
 
+_PRICED = text(f"""
+    insert into billing_adjustment (key, run_id, label_set_id, kind, at, dollar_seconds, unpriced_seconds,
+        corrects, reason)
+    select 'priced:' || l.run_id, l.run_id, l.label_set_id, 'invoice_true_up', now(), 0, -u.seconds,
+        case when coalesce(l.ended_at, l.closed_at) < {CLOSED_UNTIL}
+            then date_trunc('month', coalesce(l.ended_at, l.closed_at) at time zone 'UTC')::date end,
+        'the cloud''s own bill has a price for it'
+    from ledger_run l join run r on r.id = l.run_id cross join lateral (
+        select coalesce((select sum(s.seconds) from segment s where s.run_id = l.run_id and s.usd is null), 0)
+            + coalesce((select sum(coalesce(j.unpriced_seconds,
+                case when j.dollar_seconds is null then j.seconds else 0 end))
+                from billing_adjustment j where j.run_id = l.run_id), 0) as seconds
+    ) u
+    where l.run_id in (select run_id from billing_segment where usd is null
+            union all select run_id from billing_segment_archive where usd is null)
+        and l.billed_at is not null and l.dropped_at is null and r.provider = :provider
+        and r.account = :account and u.seconds <> 0 and (select epoch from installation) = :epoch
+    on conflict (key) do nothing
+""")
+
+
+async def price(conn: AsyncConnection, *, provider: str, account: str, epoch: int) -> None:
+    """What a version before 0011 has compared with a bill, and left unpriced all the same, has its price."""
+    await conn.execute(_PRICED, {"provider": provider, "account": account, "epoch": epoch})
+
+
 _STRAYS = text(f"""
     with stray as (
         select b.provider, b.account, b.resource_id, b.claim_uid, sum(b.usd) as usd, max(b.ends_at) as at

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from app.ledger.writer import Writer
-from app.store import ledger_periods
+from app.store import bills, ledger_periods
 from app.store.engine import begin
 from tests.store.ledger.test_ledger_periods import APRIL, MAY, close, right
 from tests.store.ledger.test_void_terms import note, void
@@ -147,4 +147,20 @@ async def test_what_an_older_version_has_corrected_is_derived_once_more_by_the_n
     assert await left_unpriced(books) == [(at(0), at(1800), Decimal("0.5"))]
     books.writer = Writer(engine=books.engine)
     assert await books.tick() == 0
+    await right(books)
+
+
+async def test_what_an_older_version_has_compared_with_its_bill_is_unpriced_no_longer(books: Books):
+    run = await books.run(meters=[gpu(None)])
+    await books.over(run, after_s=7200)
+    await books.tick()
+    await close(books, before=APRIL)
+    await books.sql("update ledger_run set billed_at = now()")
+
+    for _ in range(2):
+        async with begin(books.engine) as conn:
+            await bills.price(conn, provider="modal", account="default", epoch=books.epoch)
+
+    assert await left_unpriced(books) == []
+    assert [row["kind"] for row in await books.adjustments(run)] == ["invoice_true_up"]
     await right(books)
