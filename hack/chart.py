@@ -107,8 +107,8 @@ def values() -> list[Value]:
 
 
 def manifest() -> str:
-    """The release as plain objects. Hooks are left out: without Helm nobody would run them; and Jobs, which
-    cannot be applied again when they have changed.
+    """The release as plain objects. Hooks are left out: without Helm nobody would run them; and the Job that
+    gives the backup's volume its first Pod for `helm install --wait`: nobody would take away those before it.
 
     Raises:
         RuntimeError: Helm refused; the message is its own.

@@ -90,26 +90,29 @@ async def _check(
                 raise click.ClickException(WAYS)
             if policy == "drain":
                 await _drain(kube, timeout_s=timeout_s)
-        if deployment is not None:
-            replicas = await _scale(kube, namespace, deployment, replicas=0)
+        if deployment is None:
+            if clean_up:
+                await _clean_up(kube)
+        else:
+            replicas = await _replicas(kube, namespace, deployment)
             try:
+                await _scale(kube, namespace, deployment, replicas=0)
                 await _until(
                     lambda: _stopped(kube, namespace, deployment), within_s=STOP_S, what="controller"
                 )
-                late = await _claims(kube)
-            except BaseException:
+                left = await _claims(kube)
+                if left:
+                    click.echo(await _table(left))  # as it is at the very end: it is all that will be known
+                    if policy != "abandon":
+                        raise click.ClickException(
+                            "these were made meanwhile; the controller is started again"
+                        )
+                    await _abandon(kube, left)
+                if clean_up:
+                    await _clean_up(kube)
+            except BaseException:  # the release stays, and with it machines that somebody has to end
                 await _scale(kube, namespace, deployment, replicas=replicas)
                 raise
-            if policy == "abandon" and late:
-                left = late
-                click.echo(await _table(left))  # as it is at the very end: it is all that will be known
-                await _abandon(kube, left)
-            elif late:
-                await _scale(kube, namespace, deployment, replicas=replicas)
-                click.echo(await _table(late))
-                raise click.ClickException("these were made meanwhile; the controller was started again")
-        if clean_up:
-            await _clean_up(kube)
         if not left:
             click.echo("nothing is rented")
 
@@ -256,12 +259,12 @@ def _deployment(namespace: str, name: str) -> str:
     return f"/apis/apps/v1/namespaces/{namespace}/deployments/{name}"
 
 
-async def _scale(kube: "Kube", namespace: str, name: str, *, replicas: int) -> int:
-    """Set it, and return what it was."""
-    scale = f"{_deployment(namespace, name)}/scale"
-    before = int((await kube.get(scale))["spec"].get("replicas", 0))
-    await kube.patch(scale, {"spec": {"replicas": replicas}}, kind="merge")
-    return before
+async def _replicas(kube: "Kube", namespace: str, name: str) -> int:
+    return int((await kube.get(f"{_deployment(namespace, name)}/scale"))["spec"].get("replicas", 0))
+
+
+async def _scale(kube: "Kube", namespace: str, name: str, *, replicas: int) -> None:
+    await kube.patch(f"{_deployment(namespace, name)}/scale", {"spec": {"replicas": replicas}}, kind="merge")
 
 
 async def _stopped(kube: "Kube", namespace: str, name: str) -> bool:
@@ -321,28 +324,32 @@ async def _table(claims: "Sequence[Obj]") -> str:
 
 
 async def _prices() -> dict[str, Decimal]:
-    """What each live claim's machine costs, by the record; empty where the database cannot be read."""
+    """What each live claim's machine costs, by the record; empty where the database cannot be read.
+
+    Whatever is wrong with it (settings, its way, tables of another version): its list goes first.
+    """
     import os
 
     from sqlalchemy import text
 
-    from app.settings import SettingsError, load
-    from app.store.engine import StoreUnavailable, connect, engine_of
+    from app.settings import load
+    from app.store.engine import connect, engine_of
 
     try:
         settings = load({}, os.environ)
-    except SettingsError:
+        if settings.database_url is None:
+            return {}
+        engine = engine_of(settings)
+        try:
+            async with connect(engine) as conn:
+                rows = await conn.execute(
+                    text(
+                        "select claim_uid, usd_per_hour from run where gone_at is null and usd_per_hour >= 0"
+                    )
+                )
+                return {str(row.claim_uid): row.usd_per_hour for row in rows}
+        finally:
+            await engine.dispose()
+    except Exception as error:
+        click.echo(f"no prices: {type(error).__name__}", err=True)
         return {}
-    if settings.database_url is None:
-        return {}
-    engine = engine_of(settings)
-    try:
-        async with connect(engine) as conn:
-            rows = await conn.execute(
-                text("select claim_uid, usd_per_hour from run where gone_at is null and usd_per_hour >= 0")
-            )
-            return {str(row.claim_uid): row.usd_per_hour for row in rows}
-    except StoreUnavailable:
-        return {}
-    finally:
-        await engine.dispose()

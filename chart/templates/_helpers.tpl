@@ -233,3 +233,40 @@ securityContext:
   secret: {secretName: {{ .root.Values.database.external.caSecret }}{{ if .optional }}, optional: true{{ end }}}
 {{- end -}}
 {{- end -}}
+
+{{/* Where the database's Pods may run: the server's, and those of its backup. */}}
+{{- define "nebula.postgresPlace" -}}
+{{- $place := pick .Values.database.bundled "affinity" "nodeSelector" "tolerations" -}}
+{{- range $key, $value := $place -}}{{- if not $value -}}{{- $_ := unset $place $key -}}{{- end -}}{{- end -}}
+{{- with $place -}}{{- toYaml . -}}{{- end -}}
+{{- end -}}
+
+{{/* The spec of the Job that is the backup volume's first Pod; its hash is in the Job's name. */}}
+{{- define "nebula.backupVolumeJob" -}}
+backoffLimit: 6 # it fails only with its node
+template:
+  metadata:
+    labels:
+      {{- include "nebula.labels" . | nindent 6 }}
+      app.kubernetes.io/component: backup
+  spec:
+    {{- include "nebula.podBasics" (dict "root" . "uid" (int (include "nebula.postgresUid" .)) "serviceAccount" (include "nebula.postgres" .) "token" false "context" dict) | nindent 4 }}
+    restartPolicy: Never
+    containers:
+      - name: touch
+        image: {{ include "nebula.postgresImage" . }}
+        imagePullPolicy: {{ .Values.database.bundled.image.pullPolicy }}
+        # A word, no failure: a release is as good without it, and Helm 4 waits for Jobs.
+        command: [/bin/sh, -c, "touch /backup/.writable && rm /backup/.writable || echo 'nebula: backups cannot be written'"]
+        resources:
+          {{- toYaml .Values.database.bundled.backup.resources | nindent 10 }}
+        securityContext:
+          {{- include "nebula.containerSecurity" dict | nindent 10 }}
+        volumeMounts:
+          - {name: backup, mountPath: /backup}
+    volumes:
+      - {name: backup, persistentVolumeClaim: {claimName: {{ include "nebula.postgres" . }}-backup}}
+    {{- with include "nebula.postgresPlace" . }}
+    {{- . | nindent 4 }}
+    {{- end }}
+{{- end -}}
