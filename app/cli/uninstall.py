@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from app.kube.client import Kube, Obj
 
 POLL_S = 2.0
+TRIES = 5  # at a pool that somebody changes meanwhile
 STOP_S = 120.0  # the controller's Pods have a grace
 TITLES = ("NAMESPACE", "POD", "CLAIM", "PROVIDER", "REGION", "TIER", "INSTANCE", "PHASE", "$/H")
 WAYS = """\
@@ -120,7 +121,23 @@ async def _check(
 async def _claims(kube: "Kube") -> "list[Obj]":
     from app.kube import paths
 
-    return [item async for page in kube.list_pages(paths.nodeclaims()) for item in page["items"]]
+    return await _all(kube, paths.nodeclaims())
+
+
+async def _all(kube: "Kube", path: str) -> "list[Obj]":
+    """All of a kind of ours; none where the cluster serves none of our kinds: their CRDs are gone."""
+    from app.api import keys
+    from app.kube.errors import KubeError
+
+    try:
+        return [item async for page in kube.list_pages(path) for item in page["items"]]
+    except KubeError as error:
+        # The 404 may also be that of something else than an API server, or of a wrong path to it.
+        if error.status != 404 or keys.GROUP in {
+            each["name"] for each in (await kube.get("/apis"))["groups"]
+        }:
+            raise
+        return []
 
 
 # --- drain ---
@@ -218,7 +235,6 @@ async def _abandon(kube: "Kube", claims: "list[Obj]") -> None:
 async def _clean_up(kube: "Kube") -> None:
     from app.api import keys
     from app.kube import paths
-    from app.kube.patches import without_finalizer
 
     for path in (
         paths.mutating_webhook(keys.MUTATING_WEBHOOK_CONFIGURATION),
@@ -227,19 +243,39 @@ async def _clean_up(kube: "Kube") -> None:
         with suppress_replaced():
             await kube.delete(path)
             click.echo(f"deleted {path.rpartition('/')[2]}")
-    async for page in kube.list_pages(paths.nodepools()):
-        for pool in page["items"]:  # later nobody is there to let it go, and its kind could not be deleted
-            ops = without_finalizer(pool, keys.POOL_FINALIZER)
-            if ops is not None:
-                name = pool["metadata"]["name"]
-                with suppress_replaced():
-                    await kube.patch(paths.nodepool(name), ops, kind="json", metadata_only=True)
-                    click.echo(f"let go nodepool {name}")
+    await _let_pools_go(kube)
     for node in await _our_nodes(kube):
         name = node["metadata"]["name"]
         with suppress_replaced():
             await kube.delete(paths.node(name), uid=node["metadata"]["uid"])
             click.echo(f"deleted node {name}")
+
+
+async def _let_pools_go(kube: "Kube") -> None:
+    """Later nobody is there to take our finalizer off, and their kind could not be deleted."""
+    from app.api import keys
+    from app.kube import paths
+    from app.kube.errors import Conflict
+
+    for tries_left in reversed(range(TRIES)):
+        changed = False
+        for pool in await _all(kube, paths.nodepools()):
+            name, finalizers = pool["metadata"]["name"], pool["metadata"].get("finalizers") or []
+            if keys.POOL_FINALIZER not in finalizers:
+                continue
+            # By its version, and so without a second look at what was refused: the guard may list, not get.
+            left = [each for each in finalizers if each != keys.POOL_FINALIZER]
+            body = {"metadata": {"resourceVersion": pool["metadata"]["resourceVersion"], "finalizers": left}}
+            try:
+                with suppress_replaced():
+                    await kube.patch(paths.nodepool(name), body, kind="merge", metadata_only=True)
+                    click.echo(f"let go nodepool {name}")
+            except Conflict:
+                if not tries_left:
+                    raise
+                changed = True
+        if not changed:
+            return
 
 
 async def _our_nodes(kube: "Kube") -> "list[Obj]":

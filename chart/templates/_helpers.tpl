@@ -116,7 +116,10 @@ securityContext:
 {{- define "nebula.uid" -}}65532{{- end -}}
 {{- define "nebula.postgresUid" -}}999{{- end -}}
 
-{{- define "nebula.postgres" -}}{{ include "nebula.fullname" . }}-postgres{{- end -}}
+{{/* A StatefulSet's name may have 52 characters: its Pods' revision label adds 11. So may a CronJob's, a Job's 63. */}}
+{{- define "nebula.postgres" -}}{{ include "nebula.fullname" . | trunc 43 | trimSuffix "-" }}-postgres{{- end -}}
+{{- define "nebula.backup" -}}{{ include "nebula.fullname" . | trunc 36 | trimSuffix "-" }}-postgres-backup{{- end -}}
+{{- define "nebula.backupVolume" -}}{{ include "nebula.fullname" . | trunc 31 | trimSuffix "-" }}-postgres-backup-volume{{- end -}}
 {{- define "nebula.fake" -}}{{ include "nebula.fullname" . }}-fake-cloud{{- end -}}
 {{- define "nebula.webhookService" -}}{{ include "nebula.fullname" . }}-webhook{{- end -}}
 

@@ -58,11 +58,14 @@ class Machine:
 
     @classmethod
     def now(cls, *, packages: Programs) -> "Machine":
-        listed = subprocess.run(["ip", "-o", "link"], capture_output=True, text=True, check=False).stdout
+        """Raises:
+        CalledProcessError, OSError: a tool that lists them failed; nothing is known then.
+        """
+        listed = subprocess.run(["ip", "-o", "link"], capture_output=True, text=True, check=True).stdout
         links = {line.split(": ")[1].partition("@")[0] for line in listed.splitlines()}
         environment = packages.environment()
         known = subprocess.run(
-            ["nft", "list", "tables"], capture_output=True, text=True, check=False, env=environment
+            ["nft", "list", "tables"], capture_output=True, text=True, check=True, env=environment
         ).stdout
         return cls(links=frozenset(links), tables=frozenset(known.splitlines()))
 

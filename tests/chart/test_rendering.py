@@ -247,6 +247,16 @@ def test_the_backup_volumes_job_has_another_name_only_where_it_is_another(helm: 
     assert (done.returncode, done.stdout) == (0, "nebula: backups cannot be written\n")
 
 
+def test_a_long_name_of_a_release_is_cut_so_that_each_kind_takes_it(helm: Helm) -> None:
+    objects = helm.objects({"fullnameOverride": "n" * 30 + "-" + "n" * 30})
+    longest = {"StatefulSet": 52, "CronJob": 52, "Job": 63, "Deployment": 63, "Service": 63}
+
+    for each in objects:
+        name = each["metadata"]["name"]
+        assert len(name) <= longest.get(each["kind"], 253), name
+        assert "--" not in name
+
+
 def test_the_databases_pods_run_where_its_values_say(helm: Helm) -> None:
     place = {
         "nodeSelector": {"disk": "fast"},
