@@ -181,9 +181,7 @@ class NodeKeeper:
             changes.setdefault("spec", {})["taints"] = [*others, ours]
             changes.setdefault("metadata", {})["resourceVersion"] = metadata["resourceVersion"]
         if changes:
-            # A version is one node's alone. Had it a UID beside it, the client would get the node, which we may not.
-            if "resourceVersion" not in changes.setdefault("metadata", {}):
-                changes["metadata"]["uid"] = metadata["uid"]
+            changes.setdefault("metadata", {})["uid"] = metadata["uid"]
             await self._kube.patch(paths.node(self.name), changes, kind="strategic", metadata_only=True)
 
     def _status(self, node: Obj | None) -> Obj:
