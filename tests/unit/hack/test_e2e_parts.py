@@ -16,6 +16,7 @@ from app.api.nodepool import NodePool
 from hack.cluster import binaries
 from hack.e2e import containerfile, remains, rights, steps, story
 from hack.e2e.__main__ import sweep_cgroups
+from hack.e2e.packages import Programs
 from hack.e2e.steps import breaking, leaving
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -163,6 +164,21 @@ def test_of_links_and_tables_only_what_a_node_makes_counts() -> None:
 
     assert before.new_on(after) == ["link node0", "link veth2", "nftables table ip6 kube-proxy"]
     assert before.new_on(before) == []
+
+
+def test_a_tool_that_cannot_list_is_an_error_and_no_empty_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the run's own links and tables are not seen before it nor after, and nothing counts as left."""
+    for name, code in (("ip", 0), ("nft", 1)):
+        tool = tmp_path / name
+        tool.write_text(f"#!/bin/sh\nexit {code}\n")
+        tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    packages = Programs(paths=(tmp_path,), libraries=(), plugins=tmp_path)
+
+    with pytest.raises(subprocess.CalledProcessError, match="nft"):
+        remains.Machine.now(packages=packages)
 
 
 def test_what_install_md_has_applied_is_what_the_api_takes() -> None:
