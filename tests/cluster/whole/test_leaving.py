@@ -7,15 +7,19 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from pathlib import Path
 from uuid import uuid4
 
 import asyncpg
 import pytest
+from aiohttp import web
 from pytest_postgresql.executors import NoopExecutor
 
 from app.api import keys
+from app.kube.client import Obj
 from app.store.devserver import DevPostgres
 from hack.cluster import Cluster
+from tests.cluster.kube.scripted import ScriptedServer, kubeconfig_for, serving
 from tests.cluster.whole.conftest import running
 from tests.cluster.whole.owners_world import Owners
 from tests.support import postgres
@@ -217,3 +221,74 @@ async def test_the_databases_secret_has_the_keys_that_are_asked_for(installed: I
     lacking = await installed.nebula("setup", "database-secret", "--name", name)
     assert lacking.returncode == 1
     assert "lacks username and password" in lacking.stderr
+
+
+# --- what a healthy cluster does not say on demand -----------------------------------------------
+
+NO_SUCH_KIND = {"kind": "Status", "code": 404, "reason": "NotFound", "message": "404 page not found"}
+
+
+def listed(*items: Obj) -> web.Response:
+    return web.json_response({"metadata": {"resourceVersion": "1"}, "items": items})
+
+
+async def asked(server: ScriptedServer, folder: Path, *argv: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("NEBULA_")}
+    line = ["uninstall", "check", "--kubeconfig", str(kubeconfig_for(server, folder)), *argv]
+    command = [sys.executable, "-m", "app.cli", *line]
+    return await asyncio.to_thread(
+        subprocess.run, command, env=clean, capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+async def test_where_the_cluster_serves_no_kind_of_ours_nothing_is_rented(tmp_path: Path) -> None:
+    others = web.json_response({"kind": "APIGroupList", "groups": [{"name": "apps"}]})
+    async with serving() as server:
+        server.refusals += [web.json_response(NO_SUCH_KIND, status=404), others]
+        done = await asked(server, tmp_path)
+
+    assert (done.returncode, done.stdout) == (0, "nothing is rented\n"), done.stderr
+
+
+async def test_a_404_of_what_may_be_no_api_server_does_not_say_that_nothing_is_rented(tmp_path: Path) -> None:
+    ours = web.json_response({"kind": "APIGroupList", "groups": [{"name": keys.GROUP}]})
+    for second in (web.json_response(NO_SUCH_KIND, status=404), ours):
+        async with serving() as server:
+            server.refusals += [web.json_response(NO_SUCH_KIND, status=404), second]
+            done = await asked(server, tmp_path)
+
+        assert done.returncode == 1
+        assert "nothing is rented" not in done.stdout
+
+
+async def test_a_pool_that_somebody_changes_meanwhile_is_let_go_all_the_same(tmp_path: Path) -> None:
+    pool = {"metadata": {"name": "one", "resourceVersion": "7", "finalizers": ["x/y", keys.POOL_FINALIZER]}}
+    changed = {"kind": "Status", "code": 409, "reason": "Conflict", "message": "the object has been modified"}
+    async with serving() as server:
+        server.refusals += [listed(), web.json_response({}), web.json_response({})]
+        server.refusals += [listed(pool), web.json_response(changed, status=409)]
+        server.refusals += [listed(pool), web.json_response(pool), listed()]
+        done = await asked(server, tmp_path, "--clean-up")
+        patches = [json.loads(each.body) for each in server.requests if each.method == "PATCH"]
+
+    assert done.returncode == 0, done.stderr
+    assert "let go nodepool one" in done.stdout
+    assert patches == [{"metadata": {"resourceVersion": "7", "finalizers": ["x/y"]}}] * 2
+    assert not server.refusals
+
+
+async def test_whatever_fails_after_the_controller_was_stopped_starts_it_again(tmp_path: Path) -> None:
+    scale, forbidden = {"spec": {"replicas": 2}}, {"kind": "Status", "code": 403, "reason": "Forbidden"}
+    async with serving() as server:
+        server.refusals += [listed(), web.json_response(scale), web.json_response(scale)]
+        server.refusals += [web.json_response({"spec": {"selector": {"matchLabels": {"a": "b"}}}})]
+        server.refusals += [listed(), listed(), web.json_response(forbidden, status=403)]
+        done = await asked(server, tmp_path, "--deployment", "nebula", "--clean-up")
+        sent = [(each.method, each.path, each.body) for each in server.requests]
+
+    assert done.returncode == 1
+    assert [json.loads(body) for method, _, body in sent if method == "PATCH"] == [
+        {"spec": {"replicas": 0}},
+        {"spec": {"replicas": 2}},
+    ]
+    assert sent[-1][1].endswith("/deployments/nebula/scale")
