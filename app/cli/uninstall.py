@@ -29,8 +29,8 @@ WAYS = """\
 Machines are still rented. Nothing was changed. Three ways on:
   - delete the workloads (or scale them to zero), wait until kubectl get nodeclaims is empty, try again;
   - helm rollback to the newest revision of helm history (a refused uninstall leaves the release marked), then
-    helm upgrade --reuse-values --set installation.uninstallPolicy=drain, then uninstall: Pods are evicted
-    with their grace, and the uninstall waits until every machine is proven gone;
+    helm upgrade --reuse-values --set installation.uninstallPolicy=drain, then uninstall --timeout 25m: Pods
+    are evicted with their grace, and the uninstall waits until every machine is proven gone;
   - the same with installation.uninstallPolicy=abandon: the records go, the MACHINES STAY AND COST MONEY until
     you end them by hand; the list above is then all that is left of them."""
 
