@@ -53,8 +53,15 @@ async def archive(books: Books, *, limit: int = 10_000) -> int:
             return moved
 
 
-async def drop(books: Books, *, keep_months: int = 6) -> list[int]:
-    """Drop what is past retention, once every day has its sum; which months."""
+def months_back_to_may() -> int:
+    """The retention that keeps May 2026 and what came after it, whenever this runs."""
+    now = datetime.now(UTC)
+    return (now.year - 2026) * 12 + now.month - 5
+
+
+async def drop(books: Books, *, keep_months: int | None = None) -> list[int]:
+    """Drop what is past retention (by default April 2026), once every day has its sum; which months."""
+    keep_months = months_back_to_may() if keep_months is None else keep_months
     found: list[int] = []
     while True:
         await seal(books)
