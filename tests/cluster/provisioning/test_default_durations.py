@@ -55,6 +55,8 @@ class Clock:
                     send_by = datetime.fromisoformat(mark["sendBy"]) - timedelta(seconds=seconds)
                     body = {"status": {"attempt": {"sendBy": send_by.isoformat()}}}
                     await kube.patch(paths.nodeclaim_status(claim["metadata"]["name"]), body, kind="merge")
+        for life in self._bench.provisioning._core.lives.values():
+            life.looked = None  # it remembers the mark as it was, which nothing but this clock ever moves
         self.now += seconds
 
     async def rounds(self, account: Account, count: int = 2) -> None:
